@@ -193,6 +193,7 @@ def packs() -> list[tuple[Conv2d, Any]]:
     grouped = [Conv2d.parse(f"n1-c{c}x9x9-k{k}x3x2-g{g}-{dtype}") for c, k, g in ((128, 128, 32), (48, 96, 3), (128, 256, 2))
                for dtype in ("float16", "int8")]
     found += [(conv, ChunkPack(64, slabs, run)) for conv in (*whole, *grouped) for slabs, run in ((1, 1), (2, 2))]
+    found += [(conv, ChunkPack(64, 2, 1, phases)) for conv in (whole[0], grouped[0]) for phases in (2, 4, 8)]
     found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 2, 4), strict=True)]
     one = Conv2d.parse("n1-c10x9x9-k18x3x3-int8")
     found += [(one, QuantisedPack(2, 16, 16, scales)) for scales in SCALES[:2]]

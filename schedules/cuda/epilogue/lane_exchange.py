@@ -13,7 +13,7 @@ from im2win.schedules.cuda.epilogue.requantise import exchanged, store_word
 from im2win.schedules.cuda.epilogue.store import Epilogue, finished, value_type
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import Expr, call, local, pointer
-from im2win.schedules.cuda.tiles.persistent import EIGHT, PersistentTile, channel_run, window_run
+from im2win.schedules.cuda.tiles.persistent import EIGHT, PersistentTile, channel_run
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -36,7 +36,7 @@ def tile_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], o
     else:
         width = BYTES // conv.out_itemsize
         aligned = operand.pitch % width == 0 and conv.output_size[1] % width == 0 and tile.cols % (2 * width) == 0
-        kind = _Columns if aligned else kind
+        kind = _Columns if aligned and operand.images == tile.sum_blocks == 1 else kind
     return kind(conv, tile, tensors, operand, first)
 
 
@@ -50,7 +50,7 @@ class TileEpilogue(Epilogue):
     def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, cast(Any, tile), tensors, operand
         self._first, self._group = first, tirx.const(0, "int32")
-        self._run = channel_run(conv) if conv.layout == "NHWC" else window_run(conv, tile)
+        self._run = channel_run(conv) if conv.layout == "NHWC" else operand.run_of_outputs
         self._values = local("values", (self._run,), value_type(conv))
 
     def _counted(self) -> int:

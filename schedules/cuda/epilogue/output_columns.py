@@ -22,6 +22,16 @@ class Outputs:
         """Columns from one row of outputs to the next."""
         return self._field.pitch
 
+    @property
+    def images(self) -> int:
+        """Images of a tile."""
+        return self._field.images
+
+    @property
+    def run_of_outputs(self) -> int:
+        """See `HaloTile.run_of_outputs`."""
+        return self._field.run_of_outputs
+
     def at(self, down: Expr, col: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
         """(n, m, x, conditions) of a row and a column of the tile: the output, and the conditions under which it exists."""
         field, (height, width), (n, top, left) = self._field, self._field.conv.output_size, self._corner
@@ -61,17 +71,29 @@ class StagedOutputs(Outputs):
 
     def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
         """(n, m, x, conditions) of a column, given as (first of a run of eight columns, index in the run)."""
-        field, tile, conv = self._field, self._field.tile, self._field.conv
-        (image, down, col), (n, top, left), conditions = self._place(*window), self._corner, []
+        tile, conv = self._field.tile, self._field.conv
+        image, down, col, conditions = self.place(window)
+        n, top, left = self._corner
+        place, sizes = (n + image, top + down, left + col), (tile.images, tile.rows, tile.cols)
+        ends = zip(place, (conv.batch, *conv.output_size), sizes, strict=True)
+        conditions += [value < end for value, end, size in ends if end % size]
+        return *place, conditions
+
+    @property
+    def corner(self) -> tuple[Expr, Expr, Expr]:
+        """(first image, first row, first column) of the tile."""
+        return self._corner
+
+    def place(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """(image, row, column, conditions) of a column of the product in the tile, and the conditions under which the tile has it."""
+        field, tile, conditions = self._field, self._field.tile, list[Expr]()
+        image, down, col = self._place(*window)
         columns = [window[0] + lane for lane in range(8)]
         places = [(*divmod(column // field.pitch, field.lines), column % field.pitch) for column in columns]
         for value, size, which in ((image, tile.images, 0), (down, tile.rows, 1), (col, tile.cols, 2)):
             if any(place[which] >= size for place in places):
                 conditions.append(value < size)
-        place, sizes = (n + image, top + down, left + col), (tile.images, tile.rows, tile.cols)
-        ends = zip(place, (conv.batch, *conv.output_size), sizes, strict=True)
-        conditions += [value < end for value, end, size in ends if end % size]
-        return *place, conditions
+        return image, down, col, conditions
 
     def _place(self, first: int, lane: Expr) -> tuple[Expr, Expr, Expr]:
         """(image, row, column) of a column of the product, in the tile."""

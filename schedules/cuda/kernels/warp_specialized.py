@@ -1,7 +1,8 @@
 """The warp-specialized kernel: persistent thread blocks in which producer warps copy filters and windows, and consumer warpgroups multiply.
 
 One producer warp issues copies of filters, another one TMA boxes of windows. Both run as far ahead as pipeline stages are empty, also
-across tiles. Consumer warpgroups multiply full stages, release them, and run the epilogue while producers fill the stages of the next tile.
+across tiles. With channels first, two more producer warps rearrange windows from the stages of one pipeline to those of another. Consumer
+warpgroups multiply full stages, release them, and run the epilogue while producers fill the stages of the next tile.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from tvm.tirx.script import builder as T
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.epilogue.cluster_reduce import SharedSums
-from im2win.schedules.cuda.epilogue.lane_exchange import tile_epilogue
+from im2win.schedules.cuda.epilogue.lane_exchange import TileEpilogue, tile_epilogue
 from im2win.schedules.cuda.epilogue.output_columns import StagedOutputs
+from im2win.schedules.cuda.epilogue.staged_planes import StagedPlanes
 from im2win.schedules.cuda.kernels.multistage import arguments
+from im2win.schedules.cuda.loaders.raw_boxes import RawBoxes
 from im2win.schedules.cuda.loaders.tma_boxes import TmaBoxes
 from im2win.schedules.cuda.mainloop.pipeline import Pipeline
-from im2win.schedules.cuda.mainloop.registers import LEFT, registers, resident
+from im2win.schedules.cuda.mainloop.registers import left, registers, resident
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, pointer
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.persistent import LANES, PHASES
-from im2win.schedules.cuda.tiles.warp_specialized import WARP, StagedHaloTile, WarpSpecializedTile, flat
+from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, RearrangedHaloTile, StagedHaloTile, WarpSpecializedTile, flat
 from im2win.spec.conv2d import Conv2d
 
 
@@ -33,16 +36,21 @@ def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, n
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         tensors = arguments(conv, cast(Any, tile.pack(conv)))
-        boxes = TmaBoxes(flat(conv), tile.field(conv), tensors["data"])
+        field = tile.field(conv)
+        boxes = _boxes(conv, field, tensors["data"])
         blocks = staged_grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
-            _Kernel(tile.field(conv), tile.steps(conv), tensors, boxes, blocks, bx, tid).run(gpu)
+            _Kernel(field, tile.steps(conv), tensors, boxes, blocks, bx, tid).run(gpu)
     return builder.get()
+
+
+def _boxes(conv: Conv2d, field: StagedHaloTile, source: Any) -> TmaBoxes | RawBoxes:
+    return RawBoxes(field, source) if isinstance(field, RearrangedHaloTile) else TmaBoxes(flat(conv), field, source)
 
 
 class _Kernel:
     def __init__(
-        self, field: StagedHaloTile, steps: int, tensors: dict[str, Any], boxes: TmaBoxes, blocks: int, block: Expr, tid: Expr
+        self, field: StagedHaloTile, steps: int, tensors: dict[str, Any], boxes: TmaBoxes | RawBoxes, blocks: int, block: Expr, tid: Expr
     ) -> None:
         conv, tile = field.conv, field.tile
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
@@ -53,8 +61,12 @@ class _Kernel:
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
-        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks)
+        producers = REARRANGERS if tile.rearranged else 0
+        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks, producers)
+        self._raw = Pipeline(arena, "raw", f.raw_buffer, tile.dtype, REARRANGERS, 1) if isinstance(f, RearrangedHaloTile) else None
         self._filters = Pipeline(arena, "filters", f.filter_buffer, tile.dtype, warps, tile.filter_blocks)
+        self._outputs = arena.take("outputs", (math.prod(f.output_buffer),), conv.out_dtype) if f.stored else None
+        self._places = arena.take("places", (f.places,), "int32") if isinstance(f, RearrangedHaloTile) else None
         self._order = arena.take("order", (tile.pingpong,), PHASES)
         self._warps, self._rank = warps, block % tile.cluster
         self._sums = SharedSums(arena, f, tid, self._rank, again=work > blocks) if tile.sum_blocks > 1 else None
@@ -70,15 +82,20 @@ class _Kernel:
             self._multiply()
         with T.If(tid >= tile.multipliers), T.Then():
             if tile.exchanges:
-                call(f"give_registers<{LEFT}>")
+                call(f"give_registers<{left(tile, gpu, blocks)}>")
             with T.If(tid == tile.multipliers), T.Then():
                 self._copy_windows()
             with T.If(tid == tile.multipliers + WARP), T.Then():
                 self._copy_filters()
+            if self._raw is not None:
+                with T.If(tid >= tile.multipliers + 2 * WARP), T.Then():
+                    self._rearrange(self._raw)
 
     def _begin(self) -> None:
         with T.If(self._tid == 0), T.Then():
             self._windows.start()
+            if self._raw is not None:
+                self._raw.start()
             self._filters.start()
             if self._tile.pingpong > 1:
                 with T.unroll(self._tile.pingpong) as i:
@@ -86,21 +103,24 @@ class _Kernel:
             if self._sums is not None:
                 self._sums.start()
         self._clear()
+        if self._places is not None:
+            cast(RawBoxes, self._boxes).table(self._places, self._tid)
         if self._tile.cluster == 1:
             barrier()
         else:
             call("cluster_barrier")
 
     def _clear(self) -> None:
-        """Clears the pixels behind the last row of every stage that windows of outputs read but no TMA box brings."""
+        """Clears what windows of outputs read but no TMA box brings: pixels behind the last row of every stage, or all rearranged ones."""
         tile, f = self._tile, self._field
-        chunks = max(f.reach - f.copied, 0) * tile.units
+        stages, elements = f.window_buffer
+        begin, chunks = (0, elements // tile.unit) if tile.rearranged else (f.copied * tile.units, max(f.reach - f.copied, 0) * tile.units)
         if not chunks:
             return
-        for first in range(0, tile.stages * chunks, tile.threads):
+        for first in range(0, stages * chunks, tile.threads):
             at = first + self._tid
-            with T.If(at < tile.stages * chunks), T.Then():
-                call("clear_chunk", pointer(self._windows.data, at // chunks, (f.copied * tile.units + at % chunks) * tile.unit))
+            with T.If(at < stages * chunks), T.Then():
+                call("clear_chunk", pointer(self._windows.data, at // chunks, (begin + at % chunks) * tile.unit))
         call("fence_stores")
         if tile.cluster > 1:  # a cluster barrier does not order these stores
             barrier()
@@ -120,14 +140,26 @@ class _Kernel:
         return part if self._sums is None else self._rank * (self._steps * many) + part
 
     def _copy_windows(self) -> None:
-        steps, pipeline = self._steps, self._windows
+        steps, pipeline = self._steps, self._raw or self._windows
         with T.serial(self._count) as item, T.serial(steps) as part:
             step = item * steps + part
             pipeline.producer_acquire(step)
             channels, output_tile = self._tile_of(item)
             stage, channel = (pipeline.data, step % pipeline.stages), self._tile.pack(self._conv).first_channel(self._conv, channels)
-            self._boxes.copy(stage, output_tile, self._part(part), pipeline.full_barrier(step), self._rank, channel)
+            self._boxes.copy(stage, output_tile, self._part(part), pipeline.full_barrier(step), channel, self._rank)
         pipeline.drain(self._count * steps)
+
+    def _rearrange(self, raw: Pipeline) -> None:
+        steps, windows = self._steps, self._windows
+        with T.serial(self._count) as item, T.serial(steps) as part:
+            step = item * steps + part
+            raw.consumer_wait(step)
+            windows.producer_acquire(step)
+            stages = (windows.data, step % windows.stages), (raw.data, step % raw.stages)
+            rearranger = self._tid - self._tile.multipliers - 2 * WARP
+            cast(RawBoxes, self._boxes).rearrange(*stages, self._places, self._tile_of(item)[1], rearranger)
+            windows.producer_commit(step)  # all lanes have read the raw box by then
+            raw.consumer_release(step)
 
     def _copy_filters(self) -> None:
         pipeline, per_tile, size, blocks = self._filters, self._steps * self._parts, self._field.filter_buffer[1], self._tile.filter_blocks
@@ -167,13 +199,19 @@ class _Kernel:
             product.finish()
             self._release(item * self._steps + self._steps - 1)
             channels, output_tile = self._tile_of(item)
-            epilogue = tile_epilogue(conv, tile, self._tensors, StagedOutputs(self._field, output_tile), channels * tile.block_m)
+            epilogue = self._epilogue(output_tile, channels * tile.block_m)
             if self._sums is None:
                 epilogue.write(product)
             else:
                 self._sums.write(product, epilogue, item)
         if self._sums is not None:
             self._sums.end(self._count)
+
+    def _epilogue(self, output_tile: Expr, first: Expr) -> TileEpilogue:
+        outputs = StagedOutputs(self._field, output_tile)
+        if self._outputs is None:
+            return tile_epilogue(self._conv, self._tile, self._tensors, outputs, first)
+        return StagedPlanes(cast(RearrangedHaloTile, self._field), self._tensors, outputs, first, self._outputs, self._tid)
 
     def _release(self, step: Expr) -> None:
         """Releases the stage of a step's windows, and the stage of the last of its filters."""

@@ -16,7 +16,6 @@ PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
 BLOCKS = (64, 128, 192, 256)  # output channels of a block that are worth a trial
 SLABS = (1, 2)  # of 64 bytes of a pixel, that a step may take
 MAX_COLUMNS = 256  # most columns of a product
-MAX_BOX = 256  # most elements along an axis of a TMA box
 MAX_STEP = 8  # largest element stride of a TMA box
 
 

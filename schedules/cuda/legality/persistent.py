@@ -9,7 +9,7 @@ from im2win.device.gpu import H200, Gpu
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.legality.multistage import MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
-from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import MAX_BOX, HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 MAX_SUMS = 192  # most registers of a thread for accumulators
@@ -68,7 +68,7 @@ def _fits(field: HaloTile, gpu: Gpu) -> Iterator[str]:
         ("product's {} columns", field.columns, boxes.MAX_COLUMNS),
         ("{} sums of a thread", sums, MAX_SUMS),
         ("{} products a step", products, MAX_PRODUCTS),
-        ("{} elements along an axis of a halo tile's box", box, boxes.MAX_BOX),
+        ("{} elements along an axis of a halo tile's box", box, MAX_BOX),
         ("block's {} bytes of shared memory, all filters among them,", needed, gpu.block_shared),
     )
     if held * tile.threads > gpu.registers:

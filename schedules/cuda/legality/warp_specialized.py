@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
-from im2win.schedules.cuda.tiles.persistent import M
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.persistent import MAX_BOX, M
+from im2win.schedules.cuda.tiles.warp_specialized import RearrangedHaloTile, StagedHaloTile, WarpSpecializedTile, channel_phases
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 640  # four consumer warpgroups and the producers
 MAX_PRODUCTS = 512  # most products of a step, whose code is unrolled
 SHARED = ("windows", "filters", "accumulators")
-TMA_BOXES = ("halo", "taps")
+TMA_BOXES = ("halo", "taps", "rearranged")
 CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
 LEAST = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
@@ -25,7 +25,14 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a problem; None if one may."""
     if (reason := boxes.unsupported_reason(conv, "warp-specialized kernels")) is not None:
         return reason
-    return None if conv.layout == "NHWC" else f"warp-specialized kernels are for channels last, not {conv.layout}"
+    if conv.layout == "NHWC":
+        return None
+    if conv.itemsize != 2:
+        return f"warp-specialized kernels rearrange elements of two bytes, channels first, not {conv.dtype}"
+    many = channel_phases(conv)
+    if conv.in_channels % many:
+        return f"channels of {conv.height}x{conv.width} pixels are brought {many} together, as TMA boxes need, not {conv.in_channels}"
+    return None
 
 
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
@@ -46,6 +53,10 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
         yield f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"
     if tile.tma_boxes not in TMA_BOXES:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"
+    elif tile.rearranged != (conv.layout == "NCHW"):
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged with layout NCHW, and only there, not with {conv.layout}"
+    if tile.rearranged and tile.window_blocks != 1:
+        yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1: every block rearranges windows for itself"
     if tile.cluster not in clusters:
         yield f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"
 
@@ -84,18 +95,22 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
 
 def _fits(field: StagedHaloTile, gpu: Gpu) -> Iterator[str]:
     tile, conv = field.tile, field.conv
+    if isinstance(field, RearrangedHaloTile) and field.uncopied:
+        yield field.uncopied
+        return
     if field.shared_part is None:
         yield f"`cluster` (={tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels"
         return
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
     given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)
     (held, alone), (images, lines, pitch), shared = needed(field), field.part, field.shared_bytes
-    box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
+    boxed = (pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images
+    box = max(field.raw_box if isinstance(field, RearrangedHaloTile) else boxed)
     yield from boxes.above(
         ("block's {} threads", tile.threads, MAX_THREADS),
         ("product's {} columns", field.columns, boxes.MAX_COLUMNS),
         ("{} products a step", products, MAX_PRODUCTS),
-        ("{} elements along an axis of a halo tile's box", box, boxes.MAX_BOX),
+        ("{} elements along an axis of a halo tile's box", box, MAX_BOX),
         ("block's {} bytes of shared memory", shared, gpu.block_shared),
     )
     if held > given:

@@ -52,14 +52,15 @@ class TmaBoxes:
         halo = self._halo
         return (halo.pixels * halo.tile.units * halo.tile.unit if halo.boxed else math.prod(halo.raw)) * self._conv.itemsize
 
-    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, rank: Expr = 0, channel: Expr = 0) -> None:
+    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr = 0) -> None:
         """Emits the copies of a step of a halo tile; one thread must execute them.
 
         Args:
             stage: (buffer, index of its stage).
             output_tile: index of the tile of outputs. part: index of the step in the tile.
-            full: the full barrier, which counts the bytes that arrive. rank: of the block in a cluster whose blocks share the copies.
+            full: the full barrier, which counts the bytes that arrive.
             channel: the first input channel of the tile's first step.
+            rank: of the block in a cluster whose blocks share the copies.
         """
         conv, halo, tile = self._conv, self._halo, self._halo.tile
         (down, across), unit = halo.counts, tile.units * tile.unit

@@ -64,6 +64,26 @@ __device__ __forceinline__ void end_products() {
   } while (!depth);
 }
 
+// Where TMA boxes with a swizzle of 128 bytes have the 16 bytes of an address; see `copy_box`.
+__device__ __forceinline__ unsigned swizzled(const void* at) {
+  const unsigned address = shared_address(at);
+  return address ^ (address >> 3 & 0x70);
+}
+
+// Four matrices of eight rows of eight two-byte elements; lane 8 * m + r gives the address of row r of matrix m.
+struct Matrices {
+  unsigned words[4];
+  __device__ __forceinline__ void load_transposed(const void* row) { load_transposed(shared_address(row)); }
+  __device__ __forceinline__ void load_transposed(unsigned row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]),
+                 "=r"(words[3]) : "r"(row) : "memory");
+  }
+  __device__ __forceinline__ void store(void* row) const {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3]) : "memory");
+  }
+};
+
 // Sets the registers of a warpgroup's threads: producers give registers back, consumers take them.
 template <int registers>
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers)); }
@@ -71,6 +91,32 @@ template <int registers>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers)); }
 
 #else
+
+inline const void* swizzled(const void* at) {
+  const auto address = reinterpret_cast<uintptr_t>(at);
+  return reinterpret_cast<const void*>(address ^ (address >> 3 & 0x70));
+}
+
+struct Matrices {
+  unsigned short column[8];  // of the lane's matrix, the elements at the position of the lane among eight
+  void load_transposed(const void* row) {
+    struct Argument {
+      const unsigned short* row;
+      unsigned short* column;
+    } argument{static_cast<const unsigned short*>(row), column};
+    if (reinterpret_cast<uintptr_t>(row) % 16) emulator::fail("a row of a matrix that is not aligned to 16 bytes");
+    emulator::warp_operation(-1, 0xffffffffu, &argument, [](void* lanes[32]) {
+      for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < 8; ++i)
+          static_cast<Argument*>(lanes[lane])->column[i] = static_cast<Argument*>(lanes[lane / 8 * 8 + i])->row[lane % 8];
+    });
+  }
+  void store(void* row) const {
+    if (reinterpret_cast<uintptr_t>(row) % 16) emulator::fail("a row of a matrix that is not aligned to 16 bytes");
+    for (int i = 0; i < 8; ++i) static_cast<unsigned short*>(row)[i] = column[i];
+    emulator::stored(row);
+  }
+};
 
 template <int registers>
 void give_registers() {}
@@ -112,7 +158,56 @@ __device__ __forceinline__ void warp_barrier() { __syncwarp(); }
 template <int blocks>
 __device__ __forceinline__ void share_multiprocessor() {}
 
+// Rearranges a step with channels first, two warps together. Eight pixels of eight channels are a matrix, which is transposed on its way
+// through registers (`ldmatrix`, `stmatrix`), four at once; a warp takes eight such fours at a time, of 32 channels each.
+//
+// stage: 16 bytes of every pixel side by side, those of the next channels `unit` bytes behind them.
+// raw: lines of 64 pixels of each channel. quads: runs of 32 channels. count: eights of pixels.
+// places: for each pixel where its eight lies in the raw boxes, and where it goes in the stage; see `RawBoxes.table`.
+template <int quads, int count>
+__device__ __forceinline__ void rearrange_lines(void* stage, const void* raw, const int* places, int unit, int warp) {
+  const int lane = threadIdx.x % 32;  // reads the line of this channel; eight lanes for each matrix
+  char* const to = static_cast<char*>(stage) + lane / 8 * unit;
+  const char* const from = static_cast<const char*>(raw) + lane * 128;
+  constexpr int many = 8 / quads;
+#pragma unroll 1
+  for (int first = warp * many; first < count; first += 2 * many) {
+    int place[many];
+    Matrices matrices[8];
+    for (int i = 0; i < many; ++i) place[i] = places[(first + i) * 8 + lane % 8];
+    for (int i = 0; i < 8; ++i) matrices[i].load_transposed(swizzled(from + (place[i / quads] >> 16) * 16 + i % quads * 4096));
+    for (int i = 0; i < 8; ++i) matrices[i].store(to + (place[i / quads] & 0xffff) * 16 + i % quads * 4 * unit);
+  }
+}
+// The same from whole images of `pixels` in each channel, without gaps between channels. The channels of a matrix are `phases` apart, so
+// that their eights are aligned alike; the first matrix has channel 0, the second one channel 1, and so on. Each phase has a table of `count`
+// eights.
+template <int quads, int phases, int count>
+__device__ __forceinline__ void rearrange_images(void* stage, const void* raw, const int* places, int unit, int warp, int pixels) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int quad = 0; quad < quads; ++quad) {
+    const int matrix = quad * 4 + lane / 8, phase = matrix % phases, channel = matrix / phases * 8 * phases + lane % 8 * phases + phase;
+    char* const to = static_cast<char*>(stage) + matrix * unit;
+    const char* const from = static_cast<const char*>(raw) + (channel * pixels - phase * pixels % 8) * 2;
+    const int* const table = places + phase * count * 8 + lane % 8;
+#pragma unroll 1
+    for (int first = warp * 8; first < count; first += 16) {
+      int place[8];
+      Matrices matrices[8];
+      for (int i = 0; i < 8; ++i) place[i] = table[(first + i) * 8];
+      for (int i = 0; i < 8; ++i) matrices[i].load_transposed(from + (place[i] >> 16) * 16);
+      for (int i = 0; i < 8; ++i) matrices[i].store(to + (place[i] & 0xffff) * 16);
+    }
+  }
+}
+
 // Writes 16 bytes of zeros.
-__device__ __forceinline__ void clear_chunk(void* to) { *static_cast<uint4*>(to) = {0, 0, 0, 0}; }
+__device__ __forceinline__ void clear_chunk(void* to) {
+  *static_cast<uint4*>(to) = {0, 0, 0, 0};
+#ifdef IM2WIN_EMULATOR
+  emulator::stored(to);
+#endif
+}
 
 }  // namespace im2win

@@ -9,6 +9,7 @@ from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpe
 OPERANDS = 48  # registers of a thread for addresses and for outputs in the epilogue
 BESIDE = 26  # least registers of a thread at the start beside the accumulators of one `wgmma`: with fewer the assembler refuses it
 LEFT = 24  # registers of a producer thread
+LEFT_REARRANGING = 72  # the same where producer warps rearrange windows
 MOST = 240  # most registers of a consumer thread
 
 
@@ -20,6 +21,11 @@ def begins_with(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
     return min(gpu.registers // (-(-blocks * tile.threads // LANES) * LANES) // 8 * 8, MOST)
 
 
+def left(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
+    """Registers of a producer thread after the exchange."""
+    return min(LEFT_REARRANGING, begins_with(tile, gpu, blocks)) if tile.rearranged else LEFT
+
+
 def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
     """Registers of a consumer thread after the exchange.
 
@@ -28,7 +34,7 @@ def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
     first = begins_with(tile, gpu, blocks)
     if not tile.exchanges:
         return first
-    return min((first * tile.threads - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
+    return min((first * tile.threads - left(tile, gpu, blocks) * LANES) // tile.multipliers // 8 * 8, MOST)
 
 
 def needed(field: StagedHaloTile) -> tuple[int, int]:

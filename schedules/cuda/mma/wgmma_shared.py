@@ -13,7 +13,7 @@ from im2win.packing.mma_fragments import row
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
-from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile, channel_run, window_run
+from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile, channel_run
 from im2win.spec.conv2d import Conv2d
 
 
@@ -27,7 +27,7 @@ class SharedProduct(TensorProduct):
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels = channel_run(conv)
-        run = self._channels if conv.layout == "NHWC" else window_run(conv, tile)
+        run = self._channels if conv.layout == "NHWC" else self._field.run_of_outputs
         super().__init__(conv, cast(Any, tile), tile.block_m // M, self._field.columns // 8, channels_are_rows=True, run=run)
 
     def clear(self) -> None:
@@ -54,6 +54,11 @@ class SharedProduct(TensorProduct):
             for j in self.kept:
                 for start in range(1) if self._run > 1 else range(2):
                     body([(j, (start + k) % 2) for k in range(self._run)])
+
+    @property
+    def g(self) -> Expr:
+        """Index of the lane's four lanes among the eight of a warp that hold different channels."""
+        return self._g
 
     @property
     def t(self) -> Expr:

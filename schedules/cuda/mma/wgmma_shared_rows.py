@@ -12,7 +12,7 @@ from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import LANES, M, channel_run
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile, halo_tile
 from im2win.spec.conv2d import Conv2d
 
 
@@ -22,14 +22,15 @@ class StagedProduct(SharedProduct):
     _field: StagedHaloTile
 
     def __init__(self, conv: Conv2d, tile: WarpSpecializedTile, filters: Any, stages: Any, tid: Expr) -> None:
-        self._conv, self._field, self._filters, self._stages = conv, StagedHaloTile(conv, tile), filters, stages
+        self._conv, self._field, self._filters, self._stages = conv, halo_tile(conv, tile), filters, stages
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels, self._kept = channel_run(conv), self._field.kept
+        run = self._channels if conv.layout == "NHWC" else self._field.run_of_outputs
         rows = tile.warp_m // M
         self._first = tid // LANES % tile.groups * rows  # this warpgroup's first of the block's runs of 64 channels
         TensorProduct.__init__(
-            self, conv, cast(Any, tile), rows, self._field.columns // 8, channels_are_rows=True, run=self._channels
+            self, conv, cast(Any, tile), rows, self._field.columns // 8, channels_are_rows=True, run=run
         )
 
     def _channel(self, place: Place) -> Expr:
@@ -74,6 +75,7 @@ class StagedProduct(SharedProduct):
                 for i in range(self._rows):
                     at = (tap * tile.units + 2 * k) * tile.block_m + (self._first + i) * M
                     a = pointer(self._filters, filters, at * tile.unit)
-                    b = pointer(self._stages, window, (shift * tile.units + 2 * k) * tile.unit)
+                    column = shift * tile.units + 2 * k if f.boxed else 2 * k * f.stage_pixels + shift
+                    b = pointer(self._stages, window, column * tile.unit)
                     call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.stage_pixels * CHUNK)
         call("commit_products")

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.boxes import PRODUCTS
-from im2win.schedules.cuda.legality.warp_specialized import SHARED, TMA_BOXES, unsupported_reason, violations
+from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
+from im2win.schedules.cuda.legality.warp_specialized import SHARED, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import enough
 from im2win.schedules.cuda.model.warp_specialized import estimate
-from im2win.schedules.cuda.tiles.persistent import KIB, M
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.persistent import KIB, MAX_BOX, M
+from im2win.schedules.cuda.tiles.warp_specialized import RearrangedHaloTile, WarpSpecializedTile, halo_tile
 from im2win.spec.conv2d import Conv2d
 
 MOST = 12  # tiles kept for each of `SHAPES`, of `TMA_BOXES` and of `SHARED`: those that the cost model ranks first
@@ -49,7 +49,7 @@ def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, box
 @functools.lru_cache(maxsize=128)
 def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple[int, int, int]]]:
     """(tiles that cover the output, cost of one, its images, rows and columns) of tiles with at most `most` columns of a product."""
-    least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, tma_boxes=boxes)
+    least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, max(SLABS), 2, 1, tma_boxes=boxes)
     one = least.field(conv).conv
     height, width = one.output_size
     found = []
@@ -58,8 +58,9 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
         for rows in _sizes(height, most // cols):
             whole = (rows, cols) == (height, width)
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
-                field = StagedHaloTile(one, replace(least, images=images, rows=rows, cols=cols))
-                if field.columns <= most:
+                field = halo_tile(one, replace(least, images=images, rows=rows, cols=cols))
+                copied = not isinstance(field, RearrangedHaloTile) or (field.uncopied is None and max(field.raw_box) <= MAX_BOX)
+                if field.columns <= most and copied:
                     cost = field.columns + TILE_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
                     found.append((field.output_tiles, cost, (images, rows, cols)))
     return found
@@ -90,7 +91,7 @@ def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSp
 def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[WarpSpecializedTile]:
     block_m, groups, pingpong, columns = shape
     blocks = -(-conv.out_channels // block_m)
-    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes == "halo" else [1]
+    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes != "taps" else [1]
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))
@@ -110,7 +111,8 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
         return estimate(conv, tile, gpu).seconds
 
     found: list[WarpSpecializedTile] = []
-    for shape, boxes in itertools.product(SHAPES, TMA_BOXES if math.prod(conv.kernel) > 1 else TMA_BOXES[:1]):
+    forms = ("rearranged",) if conv.layout == "NCHW" else ("halo", "taps") if math.prod(conv.kernel) > 1 else ("halo",)
+    for shape, boxes in itertools.product(SHAPES, forms):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:
             found += itertools.islice((tile for tile in tiles if tile.shared == shared), MOST)

@@ -17,6 +17,7 @@ from im2win.spec.conv2d import Conv2d
 PHASES = "int64"  # element type of an mbarrier
 LANES = 128  # threads of a warpgroup
 M = 64  # output channels (rows) of a `wgmma`
+MAX_BOX = 256  # most elements along an axis of a TMA box
 EIGHT = 8  # columns of a `wgmma` that four lanes hold for one channel, two each
 KIB = 1024  # bytes after which the swizzle pattern of TMA and `wgmma` repeats
 
@@ -33,6 +34,8 @@ class PersistentTile(BaseTile):
     stages: pipeline stages of each warpgroup.
     groups: warpgroups of a block.
     """
+
+    sum_blocks = 1  # blocks of a cluster that compute the same outputs
 
     product: str
     block_m: int
@@ -254,8 +257,8 @@ class HaloTile:
         """Registers of a thread for accumulators."""
         return self.tile.block_m // M * self.columns // 2
 
-
-def window_run(conv: Conv2d, tile: PersistentTile) -> int:
-    """Neighbouring outputs of a row that one store takes, channels first: the two columns of a thread if they are aligned, else 1."""
-    even = all(size % 2 == 0 for size in (HaloTile(conv, tile).pitch, tile.cols, conv.output_size[1]))
-    return 2 if even else 1
+    @property
+    def run_of_outputs(self) -> int:
+        """Neighbouring outputs of a row that one store takes, channels first: the two columns of a thread if they are aligned, else 1."""
+        even = all(size % 2 == 0 for size in (self.pitch, self.tile.cols, self.conv.output_size[1]))
+        return 2 if even else 1

@@ -440,12 +440,16 @@ static char* fence_mark(const void* shared) {  // null outside dynamic shared me
   return at < block.dynamic_shared.size() ? &block.unfenced[at / 16] : nullptr;
 }
 
-void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
-  AsyncCopy copy{to, from, bytes, filled};
+void stored(const void* to) {
   if (char* mark = fence_mark(to)) {
     *mark = 1;
     block.current->unfenced.push_back(mark - block.unfenced.data());
   }
+}
+
+void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
+  AsyncCopy copy{to, from, bytes, filled};
+  stored(to);
   if (block.random() & 1) land(copy);
   else block.current->open.push_back(copy);
 }
@@ -634,15 +638,9 @@ void check_fenced(const void* shared) {
 void fence_stores() {  // pending copies are not affected
   for (size_t mark : block.current->unfenced) block.unfenced[mark] = 0;
   block.current->unfenced.clear();
-  auto mark_again = [](const AsyncCopy& copy) {
-    if (char* mark = fence_mark(copy.to)) {
-      *mark = 1;
-      block.current->unfenced.push_back(mark - block.unfenced.data());
-    }
-  };
   for (auto& group : block.current->groups)
-    for (auto& copy : group) mark_again(copy);
-  for (auto& copy : block.current->open) mark_again(copy);
+    for (auto& copy : group) stored(copy.to);
+  for (auto& copy : block.current->open) stored(copy.to);
 }
 
 static void run_all(Products& products) {

@@ -113,6 +113,7 @@ T shuffle(int site, unsigned mask, T value, const Source& source, int width) {
 // ---------------------------------------------------------------- asynchronous copies and products
 
 void copy_async(void* to, const void* from, size_t bytes, size_t filled);  // the rest is zero
+void stored(const void* to);  // a thread has stored 16 bytes that wgmma must not read without a fence
 void commit_copies();
 void wait_copies(size_t newest_left);
 

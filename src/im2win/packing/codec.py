@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from im2win.packing.cpu_blocked import FilterPack
@@ -36,14 +36,15 @@ def from_dict(values: Any) -> Pack:
     """The inverse of `as_dict`.
 
     Raises:
-        ValueError: an unknown kind; a field that is missing, unknown or of the wrong type.
+        ValueError: an unknown kind; a field that is missing, unknown or of the wrong type. Fields with a default may be missing.
     """
     if not isinstance(values, Mapping) or values.get("kind") not in KINDS:
         raise ValueError(f"pack (={values!r}) must be of a kind among {', '.join(KINDS)}.")
     kind = KINDS[values["kind"]]
     numbers = {name: value for name, value in values.items() if name != "kind"}
     names = [field.name for field in fields(kind)]
-    if set(numbers) != set(names):
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if not needed <= set(numbers) <= set(names):
         raise ValueError(f"pack: fields {sorted(numbers)} must be {sorted(names)}.")
     for name, value in numbers.items():
         wanted = str if name in ("form", "order", "scales") else int

@@ -28,11 +28,13 @@ class ChunkPack:
     Attributes:
         block: output channels of a block, padded with zero filters.
         run: neighbouring channels that a thread holds; `packing.mma_fragments.row` maps rows to channels.
+        phases: 16 bytes have every `phases`-th input channel of `phases` times as many; the next 16 bytes begin one channel later.
     """
 
     block: int
     slabs: int
     run: int = 1
+    phases: int = 1
 
     def blocks(self, conv: Conv2d) -> int:
         """Number of channel blocks."""
@@ -61,6 +63,12 @@ class ChunkPack:
         """Input channels of a step."""
         return self.slabs * SLAB // conv.itemsize
 
+    def order(self, conv: Conv2d) -> list[int]:
+        """The input channels of a step in the order in which they are stored."""
+        unit = CHUNK // conv.itemsize
+        runs = range(0, self.step(conv), unit * self.phases)
+        return [first + phase + i * self.phases for first in runs for phase in range(self.phases) for i in range(unit)]
+
     def steps(self, conv: Conv2d) -> int:
         """Number of steps of the sum."""
         return -(-self.channels(conv) // self.step(conv))
@@ -74,8 +82,9 @@ class ChunkPack:
         blocks, steps, unit = self.blocks(conv), self.steps(conv), CHUNK // conv.itemsize
         fill = (blocks * self.block - conv.out_channels, steps * self.step(conv) - self.channels(conv))
         whole = np.pad(self._spread(conv, w), ((0, fill[0]), (0, fill[1]), (0, 0), (0, 0)))
-        order = [row(place // 16, place % 16, self.run) for place in range(self.block)]
-        laid = whole.reshape(blocks, self.block, steps, -1, unit, math.prod(conv.kernel))[:, order].transpose(0, 2, 5, 3, 1, 4)
+        order, taps = [row(place // 16, place % 16, self.run) for place in range(self.block)], math.prod(conv.kernel)
+        inner = whole.reshape(blocks, self.block, steps, -1, taps)[:, order][:, :, :, self.order(conv)]
+        laid = inner.reshape(blocks, self.block, steps, -1, unit, taps).transpose(0, 2, 5, 3, 1, 4)
         return np.ascontiguousarray(laid).reshape(self.shape(conv))
 
     def _spread(self, conv: Conv2d, w: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -104,7 +104,7 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
         ({"shared": "accumulators", "cluster": 4}, "`cluster` (=4) must divide the 2 steps of a tile"),
         ({"shared": "accumulators", "cluster": 2, "pingpong": 2}, "`pingpong` (=2) must be 1 where blocks share accumulators"),
         ({"shared": "accumulators", "cluster": 2, "rows": 1, "cols": 6}, "`cluster` (=2) must be at most the 1 eights of outputs' columns"),
-        ({"tma_boxes": "rows"}, "`tma_boxes` (=rows) must be one of halo, taps"),
+        ({"tma_boxes": "rows"}, "`tma_boxes` (=rows) must be one of halo, taps, rearranged"),
         ({"tma_boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where TMA boxes bring what one tap reads"),
         ({"rows": 12, "cols": 16, "images": 2}, "the product's 424 columns must be at most 256"),
         ({"block_m": 192, "groups": 3, "cols": 16, "rows": 12}, "the 130 registers of a product must be at most the 128 that"),
@@ -129,7 +129,8 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
     ("key", "reason"),
     [
         ("n1-c64x9x9-k64x3x3-NHWC", "warp-specialized kernels multiply float16 or bfloat16 or int8, not float32"),
-        ("n1-c64x9x9-k64x3x3-float16", "are for channels last, not NCHW"),
+        ("n1-c60x9x9-k64x3x3-float16", "channels of 9x9 pixels are brought 8 together, as TMA boxes need, not 60"),
+        ("n1-c64x8x8-k64x3x3-int8", "rearrange elements of two bytes, channels first, not int8"),
         ("n1-c64x9x9-k64x3x3-g64-float16-NHWC", "depthwise layers have a schedule of their own"),
         ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as TMA boxes need, not 24"),
         ("n1-c64x24x24-k64x9x9-s9-float16-NHWC", "TMA boxes bring every 8th pixel at the least, not every 9th"),
@@ -155,7 +156,7 @@ def test_the_space() -> None:
     assert 100 < len(found) <= len(SHARED) * len(TMA_BOXES) * MOST * len(SHAPES) and all(violations(conv, one, H200) == [] for one in found)
     assert output_tiles(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
     assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.pingpong for one in found} == {1, 2}
-    assert {one.shared for one in found} == set(SHARED) and {one.tma_boxes for one in found} == set(TMA_BOXES)
+    assert {one.shared for one in found} == set(SHARED) and {one.tma_boxes for one in found} == {"halo", "taps"}
     backend = backend_for(H200, "exact")
     assert all(backend.tile(ROW, one.as_dict()) == one for one in found) and backend.accuracy(found[0]) == "exact"
     pack = backend.pack(conv, ROW, found[0])

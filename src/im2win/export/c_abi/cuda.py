@@ -288,7 +288,7 @@ def _slabs(
         slab, step, part, places = 1, 1, 0, list(range(inside))
     elif isinstance(pack, ChunkPack):
         slab = step = pack.step(conv)
-        part, places = 0, _chunk_places(pack, step, 16 // conv.itemsize)
+        part, places = 0, _chunk_places(pack, conv)
     else:
         slab, part, places = inside // pack.block // max(pack.parts, 1), pack.parts, _places(pack, conv.dtype)
         step = slab * pack.slabs
@@ -303,10 +303,11 @@ def _slabs(
     )
 
 
-def _chunk_places(pack: ChunkPack, step: int, unit: int) -> list[int]:
+def _chunk_places(pack: ChunkPack, conv: Conv2d) -> list[int]:
     """As `_places`, for filters stored as 16 bytes of every channel, then the next 16 bytes."""
-    channels = [row(place // 16, place % 16, pack.run) for place in range(pack.block)]
-    return [channel * step + first + e for first in range(0, step, unit) for channel in channels for e in range(unit)]
+    channels, order, unit = [row(place // 16, place % 16, pack.run) for place in range(pack.block)], pack.order(conv), 16 // conv.itemsize
+    chunks = [order[first : first + unit] for first in range(0, len(order), unit)]
+    return [channel * len(order) + element for chunk in chunks for channel in channels for element in chunk]
 
 
 def _places(pack: CudaPack, dtype: str) -> list[int]:
