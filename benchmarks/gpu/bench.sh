@@ -39,6 +39,7 @@ if wanted resnet50; then
   for batch in 1 32; do
     bench resnet50-float32-b"$batch" resnet50 --batch "$batch"
     bench resnet50-nhwc-float16-b"$batch" resnet50 --batch "$batch" "${half[@]}"
+    bench resnet50-float16-b"$batch" resnet50 --batch "$batch" --dtype float16
   done
 fi
 if wanted winograd64; then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,30 @@ def test_a_folder_that_cannot_be_written_costs_a_note(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING, "im2win"):
         _, op = cache.get(CONV, algorithm, tile, host())
     assert op.conv == CONV and cache.built == 1 and "the next process builds again" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files to another user")
+def test_operators_of_another_user_are_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine, (algorithm, tile) = host(), default_tile(CONV, "direct/tiled", host())
+    name, _ = Artefacts(tmp_path).get(CONV, algorithm, tile, machine)
+    (library,) = tmp_path.glob("*/*.so")
+    folder = library.parent
+
+    def refused(words: str) -> None:
+        with caplog.at_level(logging.WARNING, "im2win"):
+            assert Artefacts(tmp_path).find(name) is None
+        assert words in caplog.text and "set IM2WIN_CACHE to a folder of your own" in caplog.text
+        os.chown(library, 0, -1)
+        library.chmod(0o644)
+        folder.chmod(0o755)
+        assert Artefacts(tmp_path).find(name) is not None
+
+    os.chown(library, 12345, -1)
+    refused("belongs to another user (12345)")
+    library.chmod(0o666)
+    refused(f"every user can write {library}")
+    folder.chmod(0o777)
+    refused(f"every user can write {folder}")
 
 
 def test_names_say_what_was_built() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from im2win import __version__
 from im2win.builder.selections import Selection
-from im2win.common.files import default_folder, replace_text
+from im2win.common.files import default_folder, not_ours, replace_text
 from im2win.common.json_text import parsed
 from im2win.common.locking import LogError, locked
 from im2win.registry.sources import code_digest
@@ -73,7 +73,8 @@ def _package() -> str:
 class Artefacts:
     """A folder of built operators.
 
-    An operator that cannot be read is built again. If the folder cannot be written, every operator is built and a warning says so.
+    An operator that cannot be read is built again, and so is one that another user could have written: a library is code. If the folder
+    cannot be written, every operator is built and a warning says so.
 
     Args:
         folder: it is created if it does not exist; `default_folder()` if None.
@@ -89,6 +90,9 @@ class Artefacts:
     def find(self, name: str) -> Op | None:
         """The operator of that name, for any device; None if there is none that can be loaded."""
         for path in sorted(self.folder.glob(f"*/{name}.so")):
+            if reason := not_ours(path):
+                _log.warning("%s: operators there are not loaded; set IM2WIN_CACHE to a folder of your own", reason)
+                continue
             try:
                 return load(path)
             except ArtefactError as error:

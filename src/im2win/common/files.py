@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,22 @@ def default_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "im2win"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "im2win"
+
+
+def not_ours(path: Path) -> str | None:
+    """Why a file's content could be another user's, who could have it run here; None if only this user, or root, can write it.
+
+    Both the file and its folder count. Windows, whose permissions are other ones, is not examined.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    for one in (path.parent, path):
+        facts = one.stat()
+        if facts.st_uid not in (os.getuid(), 0):
+            return f"{one} belongs to another user ({facts.st_uid})"
+        if facts.st_mode & stat.S_IWOTH:
+            return f"every user can write {one}"
+    return None
 
 
 def replace_text(path: Path, text: str) -> Path:

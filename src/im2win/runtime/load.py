@@ -40,11 +40,12 @@ def load(path: str | os.PathLike[str]) -> Op:
     return Op(manifest, library)
 
 
-def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Model:
+def load_model(path: str | os.PathLike[str], *, verify: bool | None = None) -> Model:
     """Loads a compiled model. Needs only the TVM runtime and compiles nothing. Weights are read when they are first used.
 
     Args:
-        verify: check the digest of the weights too, which reads the whole file; without it only the file's size is checked.
+        verify: check the digest of the weights too, which reads the whole file; if False only its size. None: the digest of files of at
+            most `VERIFIED_BYTES`, which takes some milliseconds.
 
     Raises:
         ArtefactError: a file is missing, truncated, not of im2win, or built for instructions that this CPU lacks.

@@ -15,6 +15,7 @@ from im2win.runtime.seal import is_sealed
 from im2win.spec import methods
 
 SCHEMA, KIND = 4, "model"
+VERIFIED_BYTES = 32 << 20  # of weights whose digest is checked unless told otherwise
 _OLDER = (1, 2, 3)  # schemas whose libraries have no seal
 _RULES = {
     "target": rules.one_of("cpu", "cuda"), "machine": rules.TEXT, "isa": rules.TEXT, "threads": rules.count(1), "tvm": rules.TEXT,
@@ -177,8 +178,11 @@ def _blockwise(file: Any) -> str:  # Python 3.10
     return total.hexdigest()
 
 
-def check(library: Path, manifest: ModelManifest, *, verify: bool) -> Path:
-    """Checks a library against its manifest, and the weights by size or, with `verify`, by digest. Returns the weights' path.
+def check(library: Path, manifest: ModelManifest, *, verify: bool | None) -> Path:
+    """Checks a library against its manifest, and the weights by size or by digest. Returns the weights' path.
+
+    Args:
+        verify: whether the digest of the weights is checked; None: if they have at most `VERIFIED_BYTES`.
 
     Raises:
         ArtefactError: a file is missing, truncated or another one.
@@ -192,6 +196,8 @@ def check(library: Path, manifest: ModelManifest, *, verify: bool) -> Path:
         size = os.stat(weights).st_size
     except OSError:
         raise ArtefactError(f"{weights}: no weights there; `im2win compile` writes them beside the library.") from None
+    if verify is None:
+        verify = size <= VERIFIED_BYTES
     if size != manifest.weights_bytes or (verify and digest(weights) != manifest.weights_sha256):
         raise ArtefactError(f"{weights}: truncated, or not the weights that {manifest_path(library).name} describes.")
     return weights

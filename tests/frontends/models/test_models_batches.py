@@ -187,6 +187,18 @@ def test_export_and_load(buckets: tuple[Any, Any], tmp_path: Path) -> None:
     assert loaded.export(path) == path  # onto itself
 
 
+def test_large_weights_are_checked_on_request(buckets: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = buckets[1].export(tmp_path / "model.so")
+    weights = tmp_path / "model.so.weights"
+    size = weights.stat().st_size
+    weights.write_bytes(bytes(size))
+    im2win.load_model(path, verify=False)
+    monkeypatch.setattr("im2win.runtime.model_manifest.VERIFIED_BYTES", size - 1)
+    im2win.load_model(path)
+    with pytest.raises(ArtefactError, match="not the weights"):
+        im2win.load_model(path, verify=True)
+
+
 def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> None:
     path = buckets[1].export(tmp_path / "model.so")
     manifest, weights = tmp_path / "model.so.json", tmp_path / "model.so.weights"
@@ -202,6 +214,8 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     fails("truncated, or not the weights")
     weights.write_bytes(bytes(len(good[weights])))
     fails("not the weights", verify=True)
+    weights.write_bytes(bytes(len(good[weights])))
+    fails("not the weights")
     weights.unlink()
     fails("no weights there")
     path.write_bytes(good[path][:-1])

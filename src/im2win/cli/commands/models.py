@@ -188,13 +188,13 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Write the outputs: .npz, or .npy for a single one.", callback=outputs.file)
     ] = None,
     repeat: Annotated[int, typer.Option(min=0, help="Time this many further runs.")] = 0,
-    verify: Annotated[bool, typer.Option("--verify", help="Check the weights' digest first.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of large weights, too.")] = False,
 ) -> None:
     """Run a compiled model on tensors from files; nothing is compiled."""
     begin = time.perf_counter()
     from im2win.runtime.load import load_model
 
-    model = load_model(library, verify=verify)
+    model = load_model(library, verify=verify or None)
     loaded = time.perf_counter() - begin
     given = _inputs(model, inputs or [])
     if out is not None and out.suffix not in (".npz", ".npy"):
