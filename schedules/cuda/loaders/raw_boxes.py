@@ -43,15 +43,7 @@ class RawBoxes:
         return output_tile // (down * across) * self._field.images, output_tile // across % down, output_tile % across
 
     def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr = 0) -> None:
-        """Emits the copies of a step's raw boxes; one thread must execute them.
-
-        Args:
-            stage: (buffer, index of its stage).
-            output_tile: index of the tile of outputs. part: index of the step in the tile.
-            full: the full barrier, which counts the bytes that arrive.
-            channel: the first input channel of the tile's first step.
-            rank: unused; see `TmaBoxes.copy`.
-        """
+        """Emits the copies of a step's raw boxes; one thread must execute them. For the arguments see `TmaBoxes.copy`; `rank` is not used."""
         field, conv, tile = self._field, self._field.conv, self._field.tile
         n, row, col = self._place(output_tile)
         first = channel + part * field.channels
