@@ -84,6 +84,7 @@ class Device:
 
 WIDE = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-float16-NHWC-bias")
 
+ODD = Conv2d.parse("n2-c64x7x7-k64x3x3-p1-float16-bias-add")
 REQUANTISED = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-int8-out.int8-NHWC-bias-relu")
 SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
 
@@ -97,6 +98,8 @@ CASES = [
     (WIDE.with_(layout="NCHW"), "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (WIDE, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, pingpong=2)),
+    (ODD, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 7, 7, 2, 2, 1, taps=3, tma_boxes="rearranged")),
+    (WIDE.with_(layout="NCHW"), "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, tma_boxes="rearranged")),
     (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", WarpSpecializedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
     (WIDE, "implicit_gemm/split_k", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),

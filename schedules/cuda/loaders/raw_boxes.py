@@ -43,7 +43,7 @@ class RawBoxes:
         return output_tile // (down * across) * self._field.images, output_tile // across % down, output_tile % across
 
     def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr = 0) -> None:
-        """Emits the copies of a step's raw boxes; one thread must execute them. For the arguments see `TmaBoxes.copy`; `rank` is not used."""
+        """Emits the copies of a step's raw boxes; one thread must execute them. See `TmaBoxes.copy`; `rank` is unused."""
         field, conv, tile = self._field, self._field.conv, self._field.tile
         n, row, col = self._place(output_tile)
         first = channel + part * field.channels
