@@ -12,7 +12,7 @@ from oracle import assert_equal, exact_tensors, oracle
 
 from im2win.builder import cache as artefacts
 from im2win.builder.cache import Artefacts, artefact_name, conv_of
-from im2win.common.files import default_folder
+from im2win.common.files import default_folder, not_ours
 from im2win.device.gpu import KNOWN
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import schedule_of
@@ -75,6 +75,7 @@ def test_operators_of_another_user_are_not_loaded(tmp_path: Path, caplog: pytest
     refused(f"every user can write {library}")
     folder.chmod(0o777)
     refused(f"every user can write {folder}")
+    assert not_ours(folder / "removed.so") == f"{folder / 'removed.so'} cannot be examined (No such file or directory)"
 
 
 def test_names_say_what_was_built() -> None:

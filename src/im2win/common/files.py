@@ -29,7 +29,10 @@ def not_ours(path: Path) -> str | None:
     if not hasattr(os, "getuid"):
         return None
     for one in (path.parent, path):
-        facts = one.stat()
+        try:
+            facts = one.stat()
+        except OSError as error:  # removed since it was found, or in a folder that this user may not enter
+            return f"{one} cannot be examined ({error.strerror})"
         if facts.st_uid not in (os.getuid(), 0):
             return f"{one} belongs to another user ({facts.st_uid})"
         if facts.st_mode & stat.S_IWOTH:
