@@ -13,8 +13,9 @@ from tvm.tirx.script import builder as T
 from im2win.schedules.cuda.epilogue.lane_exchange import TileEpilogue
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import WORD, Arena, Expr, call, pointer
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import EIGHT, PHASES, M
-from im2win.schedules.cuda.tiles.warp_specialized import WARP, StagedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WARP
 
 FOUR = 4  # accumulators of a thread for 64 channels and eight columns
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import tirx
 
 from im2win.schedules.cuda.primitives import Expr
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import HaloTile
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile
 
 
 class Outputs:

@@ -13,7 +13,8 @@ from im2win.schedules.cuda.epilogue.store import finished
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import Expr, call, named
 from im2win.schedules.cuda.tiles.persistent import EIGHT
-from im2win.schedules.cuda.tiles.warp_specialized import WARP, RearrangedHaloTile
+from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WARP
 
 
 class StagedPlanes(TileEpilogue):

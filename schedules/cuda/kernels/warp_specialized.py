@@ -26,8 +26,11 @@ from im2win.schedules.cuda.mainloop.registers import left, registers, resident
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, pointer
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
+from im2win.schedules.cuda.tiles.fields import field_of, flat
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import LANES, PHASES
-from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, RearrangedHaloTile, StagedHaloTile, WarpSpecializedTile, flat
+from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 
@@ -36,7 +39,7 @@ def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, n
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         tensors = arguments(conv, cast(Any, tile.pack(conv)))
-        field = tile.field(conv)
+        field = field_of(conv, tile)
         boxes = _boxes(conv, field, tensors["data"])
         blocks = staged_grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:

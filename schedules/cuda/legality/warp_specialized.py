@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
+from im2win.schedules.cuda.tiles.fields import field_of
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import MAX_BOX, M
-from im2win.schedules.cuda.tiles.warp_specialized import RearrangedHaloTile, StagedHaloTile, WarpSpecializedTile, channel_phases
+from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, channel_phases
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 640  # four consumer warpgroups and the producers
@@ -40,7 +43,7 @@ def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
     reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
-    return list(_fields(conv, tile, gpu)) or list(_shapes(conv, tile)) or list(_fits(tile.field(conv), gpu))
+    return list(_fields(conv, tile, gpu)) or list(_shapes(conv, tile)) or list(_fits(field_of(conv, tile), gpu))
 
 
 def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
@@ -62,7 +65,7 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
 
 
 def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
-    one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.tma_boxes == "taps"
+    one, taps, single = field_of(conv, tile).conv, math.prod(conv.kernel), tile.tma_boxes == "taps"
     (height, width), share = one.output_size, M * tile.groups
     blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
     if tile.block_m < share or tile.block_m % share:

@@ -10,7 +10,8 @@ from tvm.tirx.script import builder as T
 from im2win.schedules.cuda.loaders.tma_boxes import ENCODE, PROMOTED, SWIZZLES
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import EIGHT
-from im2win.schedules.cuda.tiles.warp_specialized import LINE, QUAD, WARP, RearrangedHaloTile
+from im2win.schedules.cuda.tiles.rearranged import LINE, QUAD, RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WARP
 
 
 class RawBoxes:

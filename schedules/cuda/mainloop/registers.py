@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import KIB, LANES
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 
 OPERANDS = 48  # registers of a thread for addresses and for outputs in the epilogue
 BESIDE = 26  # least registers of a thread at the start beside the accumulators of one `wgmma`: with fewer the assembler refuses it

@@ -11,8 +11,10 @@ from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
+from im2win.schedules.cuda.tiles.fields import halo_tile
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import LANES, M, channel_run
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile, halo_tile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 

@@ -14,7 +14,9 @@ from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, Estimate
 from im2win.schedules.cuda.model.persistent import STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
-from im2win.schedules.cuda.tiles.warp_specialized import QUAD, REARRANGERS, TOGETHER, RearrangedHaloTile, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.fields import field_of
+from im2win.schedules.cuda.tiles.rearranged import QUAD, TOGETHER, RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 BEGIN_CYCLES = 3100  # cycles of a block before its first copies are issued and behind its last store
@@ -38,7 +40,7 @@ CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the 
 
 def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     """The estimate for a legal tile."""
-    field, blocks = tile.field(conv), staged_grid(conv, tile, gpu)
+    field, blocks = field_of(conv, tile), staged_grid(conv, tile, gpu)
     work, taps = field.output_tiles * tile.pack(conv).blocks(conv) * tile.sum_blocks, math.prod(field.conv.kernel)
     steps = tile.steps(conv) // tile.sum_blocks  # steps of a block
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor

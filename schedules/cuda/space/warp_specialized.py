@@ -13,8 +13,10 @@ from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
 from im2win.schedules.cuda.legality.warp_specialized import SHARED, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import enough
 from im2win.schedules.cuda.model.warp_specialized import estimate
+from im2win.schedules.cuda.tiles.fields import field_of, halo_tile
 from im2win.schedules.cuda.tiles.persistent import KIB, MAX_BOX, M
-from im2win.schedules.cuda.tiles.warp_specialized import RearrangedHaloTile, WarpSpecializedTile, halo_tile
+from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 MOST = 12  # tiles kept for each of `SHAPES`, of `TMA_BOXES` and of `SHARED`: those that the cost model ranks first
@@ -50,7 +52,7 @@ def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, box
 def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple[int, int, int]]]:
     """(tiles that cover the output, cost of one, its images, rows and columns) of tiles with at most `most` columns of a product."""
     least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, max(SLABS), 2, 1, tma_boxes=boxes)
-    one = least.field(conv).conv
+    one = field_of(conv, least).conv
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
@@ -77,11 +79,11 @@ def _sizes(size: int, most: int) -> Iterator[int]:
 
 def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSpecializedTile]:
     """The tile with as many pipeline stages of filters as fit, for one and for two thread blocks on a multiprocessor."""
-    field = tile.field(conv)
+    field = field_of(conv, tile)
     resident = (1, 2) if enough(field, gpu, 2) else (1,)
     for stages in (2, 3, 4):
         alone = replace(tile, stages=stages, filter_stages=0)
-        needed = KIB + alone.field(conv).shared_bytes + 2 * 128
+        needed = KIB + field_of(conv, alone).shared_bytes + 2 * 128
         for blocks in resident:
             copies = (gpu.shared // blocks - needed) // (field.filter_buffer[1] * conv.itemsize)  # their barriers are in the 128 bytes
             if copies >= 2:

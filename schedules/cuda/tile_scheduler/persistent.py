@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.mainloop.registers import resident
+from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.persistent import KIB, HaloTile, PersistentTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
@@ -20,7 +21,7 @@ def resident_grid(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> int:
 
 def staged_grid(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> int:
     """Thread blocks of a warp-specialized kernel: at most as many as run at once, in whole clusters."""
-    field = tile.field(conv)
+    field = field_of(conv, tile)
     processors = gpu.multiprocessors
     if tile.cluster > 2 and processors >= PROCESSORS:
         processors -= processors % PROCESSORS

@@ -11,7 +11,9 @@ from oracle import exact_tensors
 from warp_specialized import SMALL, made, tile
 
 from im2win.schedules.cuda.legality.warp_specialized import violations
-from im2win.schedules.cuda.tiles.warp_specialized import RearrangedHaloTile, WarpSpecializedTile, flat
+from im2win.schedules.cuda.tiles.fields import field_of, flat
+from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 
@@ -56,7 +58,7 @@ EXACT = {
 def test_exact(what: str) -> None:
     form, phases, key, one = EXACT[what]
     conv = Conv2d.parse(key)
-    field = one.field(conv)
+    field = field_of(conv, one)
     assert isinstance(field, RearrangedHaloTile) and (field.form, field.phases) == (form, phases)
     tensors, kernel = typed(conv, exact_tensors(conv)), made(conv, one)
     right, emulated = expected(conv, tensors), Emulated(conv, [kernel])

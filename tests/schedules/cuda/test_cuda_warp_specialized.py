@@ -21,7 +21,8 @@ from im2win.registry import cuda_lowering
 from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.mainloop.barriers import with_residents
 from im2win.schedules.cuda.mainloop.registers import LEFT, begins_with, registers, resident
-from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, flat
+from im2win.schedules.cuda.tiles.fields import field_of, flat
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 
@@ -263,7 +264,7 @@ def test_nothing_is_spilled_and_products_overlap(name: str, tmp_path: Path) -> N
     code.write_text(cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, H200), H200).source)
     command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90a", "-cubin", "-w", "-Xptxas", "-v", "-o", tmp_path / "kernel.cubin", code]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    used, most = re.search(r"Used (\d+) registers", said), begins_with(one, H200, resident(one.field(conv), H200))
+    used, most = re.search(r"Used (\d+) registers", said), begins_with(one, H200, resident(field_of(conv, one), H200))
     assert used and (int(used[1]) == most if one.exchanges else int(used[1]) <= most)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     assert "Performance Loss" not in said and "injected" not in said

@@ -16,7 +16,9 @@ from im2win.schedules.cuda.legality.warp_specialized import SHARED, TMA_BOXES, u
 from im2win.schedules.cuda.mainloop.registers import resident
 from im2win.schedules.cuda.space.warp_specialized import MOST, SHAPES, output_tiles, space
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
-from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile, flat
+from im2win.schedules.cuda.tiles.fields import field_of, flat
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 
@@ -52,18 +54,18 @@ def test_a_patch_of_one_tap_in_shared_memory() -> None:
     one = tile(64, 4, 7, 7, tma_boxes="taps")
     for key in ("n8-c64x7x7-k64x3x3-p1-float16-NHWC", "n8-c64x9x9-k64x3x3-float16-NHWC", "n8-c64x14x14-k64x3x3-p1-float16-NHWC-s2"):
         conv = Conv2d.parse(key)
-        field = one.field(conv)
+        field = field_of(conv, one)
         assert (field.pitch, field.lines, field.columns, field.planes) == (7, 7, 200, (1, 1)) and field.copied == field.reach == 196
         assert field.conv.output_size == conv.output_size and one.steps(conv) == 9 * 2 and field.output_tiles == 2
 
 
 def test_columns_that_each_block_writes() -> None:
     conv = Conv2d.parse("n2-c256x9x9-k128x3x3-float16-NHWC")
-    field = tile(128, 1, 7, 7, cluster=4, shared="accumulators").field(conv)
+    field = field_of(conv, tile(128, 1, 7, 7, cluster=4, shared="accumulators"))
     assert field.columns == 64 and field.kept == list(range(8)) and field.written == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert field.received == (3, 2 * 128 * 8) and tile(128, 1, 7, 7).field(conv).received == (0, 0)
-    uneven = replace(field.tile, rows=3).field(conv)
-    assert uneven.columns == 32 and replace(uneven.tile, cluster=8, rows=7).field(conv).written == [[j] for j in range(8)]
+    assert field.received == (3, 2 * 128 * 8) and field_of(conv, tile(128, 1, 7, 7)).received == (0, 0)
+    uneven = field_of(conv, replace(field.tile, rows=3))
+    assert uneven.columns == 32 and field_of(conv, replace(uneven.tile, cluster=8, rows=7)).written == [[j] for j in range(8)]
 
 
 def test_the_grid() -> None:
@@ -72,7 +74,7 @@ def test_the_grid() -> None:
     one = tile(128, 1, 1, 256, slabs=2, stages=4, filter_stages=4, groups=2)
     assert [staged_grid(conv, replace(one, cluster=cluster), H200) for cluster in (1, 2, 4)] == [132, 132, 128]
     small = tile(64, 1, 1, 64, slabs=1, groups=1)
-    assert resident(small.field(conv), H200) == 4 and staged_grid(conv, small, H200) == 528
+    assert resident(field_of(conv, small), H200) == 4 and staged_grid(conv, small, H200) == 528
     assert staged_grid(conv.with_(batch=1, height=8, width=8), small, H200) == 8
 
 

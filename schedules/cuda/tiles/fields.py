@@ -1,0 +1,41 @@
+"""The halo tile of a problem and a tile: of which kind it is, and the problem that it is copied from."""
+
+from __future__ import annotations
+
+import functools
+
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
+from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
+from im2win.spec.conv2d import Conv2d
+
+
+@functools.lru_cache(maxsize=4096)
+def field_of(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
+    """The halo tile of a problem."""
+    return halo_tile(of_a_tap(conv) if tile.tma_boxes == "taps" else flat(conv), tile)
+
+
+def halo_tile(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
+    """The halo tile of the problem that it is copied from."""
+    return (RearrangedHaloTile if tile.rearranged else StagedHaloTile)(conv, tile)
+
+
+@functools.lru_cache(maxsize=1024)
+def flat(conv: Conv2d) -> Conv2d:
+    """The problem that halo tiles are copied from: for a 1x1 kernel without stride and padding, all images as one row of pixels.
+
+    Channels first, every image is such a row.
+    """
+    if conv.kernel == (1, 1) and conv.stride == (1, 1) and not any(conv.padding):
+        if conv.layout == "NCHW":
+            return conv.with_(height=1, width=conv.height * conv.width)
+        return conv.with_(batch=1, height=1, width=conv.batch * conv.height * conv.width)
+    return conv
+
+
+@functools.lru_cache(maxsize=1024)
+def of_a_tap(conv: Conv2d) -> Conv2d:
+    """The problem whose halo tile is what one tap reads: a pixel for every output, as far apart as windows are."""
+    height, width = ((size - 1) * s + 1 for size, s in zip(conv.output_size, conv.stride, strict=True))
+    return conv.with_(height=height, width=width, kernel=1, padding=0, dilation=1)
