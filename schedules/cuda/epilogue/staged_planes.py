@@ -12,8 +12,8 @@ from im2win.schedules.cuda.epilogue.output_columns import StagedOutputs
 from im2win.schedules.cuda.epilogue.store import finished
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import Expr, call, named
+from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import EIGHT
-from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import WARP
 
 
@@ -27,7 +27,7 @@ class StagedPlanes(TileEpilogue):
     _operand: StagedOutputs
 
     def __init__(
-        self, field: RearrangedHaloTile, tensors: dict[str, Any], operand: StagedOutputs, first: Expr, buffer: Any, tid: Expr
+        self, field: StagedHaloTile, tensors: dict[str, Any], operand: StagedOutputs, first: Expr, buffer: Any, tid: Expr
     ) -> None:  # fmt: skip
         super().__init__(field.conv, field.tile, tensors, operand, first)
         self._field, self._buffer, self._lane = field, buffer, tid % WARP

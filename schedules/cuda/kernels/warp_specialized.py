@@ -19,16 +19,20 @@ from im2win.schedules.cuda.epilogue.lane_exchange import TileEpilogue, tile_epil
 from im2win.schedules.cuda.epilogue.output_columns import StagedOutputs
 from im2win.schedules.cuda.epilogue.staged_planes import StagedPlanes
 from im2win.schedules.cuda.kernels.multistage import arguments
+from im2win.schedules.cuda.loaders.boxes import Boxes
+from im2win.schedules.cuda.loaders.line_boxes import LineBoxes
 from im2win.schedules.cuda.loaders.raw_boxes import RawBoxes
 from im2win.schedules.cuda.loaders.tma_boxes import TmaBoxes
 from im2win.schedules.cuda.mainloop.pipeline import Pipeline
 from im2win.schedules.cuda.mainloop.registers import left, registers, resident
+from im2win.schedules.cuda.mma.wgmma_lines import LineProduct
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, pointer
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.fields import field_of, flat
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import LANES, PHASES
+from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
@@ -47,13 +51,15 @@ def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, n
     return builder.get()
 
 
-def _boxes(conv: Conv2d, field: StagedHaloTile, source: Any) -> TmaBoxes | RawBoxes:
-    return RawBoxes(field, source) if isinstance(field, RearrangedHaloTile) else TmaBoxes(flat(conv), field, source)
+def _boxes(conv: Conv2d, field: StagedHaloTile, source: Any) -> Boxes:
+    if isinstance(field, RearrangedHaloTile):
+        return RawBoxes(field, source)
+    return LineBoxes(field, source) if isinstance(field, PixelLines) else TmaBoxes(flat(conv), field, source)
 
 
 class _Kernel:
     def __init__(
-        self, field: StagedHaloTile, steps: int, tensors: dict[str, Any], boxes: TmaBoxes | RawBoxes, blocks: int, block: Expr, tid: Expr
+        self, field: StagedHaloTile, steps: int, tensors: dict[str, Any], boxes: Boxes, blocks: int, block: Expr, tid: Expr
     ) -> None:
         conv, tile = field.conv, field.tile
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
@@ -178,7 +184,8 @@ class _Kernel:
 
     def _multiply(self) -> None:
         conv, tile, windows, filters = self._conv, self._tile, self._windows, self._filters
-        product = StagedProduct(conv, tile, filters.data, windows.data, self._tid)
+        kind = LineProduct if isinstance(self._field, PixelLines) else StagedProduct
+        product = kind(conv, tile, filters.data, windows.data, self._tid)
         which = self._tid // (LANES * tile.groups)  # the team of ping-pong consumer warpgroups
         with T.serial((self._count - which + tile.pingpong - 1) // tile.pingpong) as round_:
             item = round_ * tile.pingpong + which
@@ -214,7 +221,7 @@ class _Kernel:
         outputs = StagedOutputs(self._field, output_tile)
         if self._outputs is None:
             return tile_epilogue(self._conv, self._tile, self._tensors, outputs, first)
-        return StagedPlanes(cast(RearrangedHaloTile, self._field), self._tensors, outputs, first, self._outputs, self._tid)
+        return StagedPlanes(self._field, self._tensors, outputs, first, self._outputs, self._tid)
 
     def _release(self, step: Expr) -> None:
         """Releases the stage of a step's windows, and the stage of the last of its filters."""

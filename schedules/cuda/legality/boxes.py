@@ -40,8 +40,8 @@ def product_rules(conv: Conv2d, tile: PersistentTile | WarpSpecializedTile, gpu:
         yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
     if not gpu.warpgroups:
         yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
-    if tile.slabs not in SLABS:
-        yield f"`slabs` (={tile.slabs}) must be 1 or 2"
+    if tile.slabs not in tile.slab_counts:
+        yield f"`slabs` (={tile.slabs}) must be one of {', '.join(map(str, tile.slab_counts))}"
     yield from group_rules(conv, ChunkPack(tile.block_m, tile.slabs))
 
 

@@ -18,7 +18,7 @@ from im2win.spec.conv2d import Conv2d
 MAX_THREADS = 640  # four consumer warpgroups and the producers
 MAX_PRODUCTS = 512  # most products of a step, whose code is unrolled
 SHARED = ("windows", "filters", "accumulators")
-TMA_BOXES = ("halo", "taps", "rearranged")
+TMA_BOXES = ("halo", "taps", "rearranged", "lines")
 CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
 LEAST = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
@@ -36,6 +36,12 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     if conv.in_channels % many:
         return f"channels of {conv.height}x{conv.width} pixels are brought {many} together, as TMA boxes need, not {conv.in_channels}"
     return None
+
+
+def no_lines(conv: Conv2d) -> str | None:
+    """Why products cannot take pixels of each channel as they lie in memory; None if they can."""
+    plain = conv.kernel == (1, 1) and conv.stride == (1, 1) and not any(conv.padding)
+    return None if plain else "for windows of more than their own pixel: a 1x1 kernel without stride and padding"
 
 
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
@@ -56,8 +62,10 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
         yield f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"
     if tile.tma_boxes not in TMA_BOXES:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"
-    elif tile.rearranged != (conv.layout == "NCHW"):
-        yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged with layout NCHW, and only there, not with {conv.layout}"
+    elif (tile.rearranged or tile.lines) != (conv.layout == "NCHW"):
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged or lines with layout NCHW, and only there, not with {conv.layout}"
+    elif tile.lines and (reason := no_lines(conv)) is not None:
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged {reason}"
     if tile.rearranged and tile.window_blocks != 1:
         yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1: every block rearranges windows for itself"
     if tile.cluster not in clusters:
@@ -98,11 +106,8 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
 
 def _fits(field: StagedHaloTile, gpu: Gpu) -> Iterator[str]:
     tile, conv = field.tile, field.conv
-    if isinstance(field, RearrangedHaloTile) and field.uncopied:
+    if field.uncopied is not None:
         yield field.uncopied
-        return
-    if field.shared_part is None:
-        yield f"`cluster` (={tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels"
         return
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
     given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)

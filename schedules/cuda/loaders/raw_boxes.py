@@ -7,14 +7,14 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.schedules.cuda.loaders.tma_boxes import ENCODE, PROMOTED, SWIZZLES
+from im2win.schedules.cuda.loaders.boxes import Boxes
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import EIGHT
-from im2win.schedules.cuda.tiles.rearranged import LINE, QUAD, RearrangedHaloTile
-from im2win.schedules.cuda.tiles.warp_specialized import WARP
+from im2win.schedules.cuda.tiles.rearranged import QUAD, RearrangedHaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import LINE, WARP
 
 
-class RawBoxes:
+class RawBoxes(Boxes):
     """The input as raw boxes; see `RearrangedHaloTile`.
 
     Args:
@@ -22,31 +22,25 @@ class RawBoxes:
         source: the input tensor.
     """
 
+    _halo: RearrangedHaloTile
+
     def __init__(self, field: RearrangedHaloTile, source: Any) -> None:
-        self._field, conv = field, field.conv
-        plane, size, swizzle = conv.height * conv.width, conv.itemsize, SWIZZLES[LINE * conv.itemsize]
-        image = conv.in_channels * plane
+        conv = field.conv
+        plane, row_bytes = conv.height * conv.width, LINE * conv.itemsize
+        image, sizes, strides = conv.in_channels * plane, (0, 0, 0, 0), (0, 0, 0)
         if field.form == "rows":
             sizes, strides = (conv.width, conv.in_channels, conv.height, conv.batch), (plane, conv.width, image)
         elif field.form == "runs":
             sizes, strides = (plane, conv.in_channels, conv.batch, 1), (plane, image, conv.batch * image)
         else:
             sizes, strides = (field.run, image // field.run, conv.batch, 1), (field.run, image, conv.batch * image)
-            swizzle = SWIZZLES[CHUNK]
-        self._map = tirx.Var("boxes", T.handle("tensormap").ty)
-        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
-        given = (*sizes, *(stride * size for stride in strides), *field.raw_box, 1, 1, field.row_step, 1)
-        T.evaluate(T.call_packed(ENCODE, self._map, conv.dtype, 4, source.data, *given, 0, swizzle, PROMOTED, 0))
+            row_bytes = CHUNK
+        super().__init__(field, source, sizes, strides, field.raw_box, (1, 1, field.row_step, 1), row_bytes)
 
-    def _place(self, output_tile: Expr) -> tuple[Expr, Expr, Expr]:
-        """(first image, row, column) of a tile of outputs, the latter two among the tiles of an image."""
-        down, across = self._field.counts
-        return output_tile // (down * across) * self._field.images, output_tile // across % down, output_tile % across
-
-    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr = 0) -> None:
-        """Emits the copies of a step's raw boxes; one thread must execute them. See `TmaBoxes.copy`; `rank` is unused."""
-        field, conv, tile = self._field, self._field.conv, self._field.tile
-        n, row, col = self._place(output_tile)
+    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr) -> None:
+        """See `Boxes.copy`. Every block copies for itself."""
+        field, conv, tile = self._halo, self._halo.conv, self._halo.tile
+        n, row, col = self.place(output_tile)
         first = channel + part * field.channels
         y, x = row * (tile.rows * conv.stride[0]) - conv.padding[0], col * (tile.cols * conv.stride[1]) - conv.padding[1]
         call("expect_bytes", full, field.raw_boxes * field.box_elements * conv.itemsize)
@@ -67,14 +61,14 @@ class RawBoxes:
         The entry of a pixel of an eight: where the eight lies in the raw boxes of the first channel (upper half), and the pixel of a stage
         (lower half), both in units of 16 bytes.
         """
-        field = self._field
+        field = self._halo
         for first in range(0, field.places, field.tile.threads):
             at = first + thread
             with T.If(at < field.places), T.Then():
                 T.buffer_store(places, self._entry(at), [at])
 
     def _entry(self, at: Expr) -> Expr:
-        field, conv = self._field, self._field.conv
+        field, conv = self._halo, self._halo.conv
         (images, rows, eights), pixel = field.eights, at % EIGHT
         eight, number = at // EIGHT % field.steps_of_eights, at // (EIGHT * field.steps_of_eights)
         within, row, image = eight % eights, eight // eights % rows, eight // (eights * rows)
@@ -108,12 +102,12 @@ class RawBoxes:
         Args:
             stage, raw: (buffer, index of its stage). places: see `table`. thread: index of the thread among those that rearrange.
         """
-        field = self._field
+        field = self._halo
         quads, eights, unit = field.tile.units // QUAD, field.steps_of_eights, field.stage_pixels * CHUNK
         to, from_, warp = pointer(*stage, 0), pointer(*raw, 0), thread // WARP
         if field.form == "images":
             pixels = field.raw_rows * field.raw_cols
             call(f"rearrange_images<{quads}, {field.phases}, {eights}>", to, from_, pointer(places, 0), unit, warp, pixels)
             return
-        which = self._place(output_tile)[1] % len(field.leads) * (eights * EIGHT) if len(field.leads) > 1 else 0
+        which = self.place(output_tile)[1] % len(field.leads) * (eights * EIGHT) if len(field.leads) > 1 else 0
         call(f"rearrange_lines<{quads}, {eights}>", to, from_, pointer(places, which), unit, warp)

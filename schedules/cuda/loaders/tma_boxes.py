@@ -6,19 +6,15 @@ import itertools
 import math
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
+from im2win.schedules.cuda.loaders.boxes import Axes, Boxes
+from im2win.schedules.cuda.primitives import Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import HaloTile
 from im2win.spec.conv2d import Conv2d
 
-ENCODE = "runtime.cuTensorMapEncodeTiled"  # TVM's function that encodes a tensor map with the CUDA driver
-SWIZZLES = {CHUNK: 0, 64: 2, 128: 3}  # the driver's enumerators of swizzle modes by bytes of a row
-PROMOTED = 2  # the driver's enumerator of 128-byte promotion in level-2 cache
 
-
-class TmaBoxes:
+class TmaBoxes(Boxes):
     """The input as TMA boxes.
 
     Channels last, a box holds the channels of a step of every stride-th pixel. Channels first, a box holds rows of each channel.
@@ -30,9 +26,10 @@ class TmaBoxes:
     """
 
     def __init__(self, conv: Conv2d, halo: HaloTile, source: Any) -> None:
-        self._conv, self._halo, self._part = conv, halo, halo.part
+        self._conv, self._part = conv, halo.part
         tile, (height, width) = halo.tile, (conv.height, conv.width)
         channels = tile.units * tile.unit
+        box: Axes
         if halo.boxed:
             images, lines, pitch = self._part
             sizes, steps = (conv.in_channels, width, height, conv.batch), (1, conv.stride[1], conv.stride[0], 1)
@@ -40,11 +37,8 @@ class TmaBoxes:
         else:
             sizes, steps, (_, rows, cols) = (width, height, conv.in_channels, conv.batch), (1, 1, 1, 1), halo.raw
             box = (cols, rows, channels, 1)
-        strides = [math.prod(sizes[:axis]) * conv.itemsize for axis in (1, 2, 3)]
-        self._map = tirx.Var("boxes", T.handle("tensormap").ty)
-        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
-        swizzle = SWIZZLES[halo.pixel_bytes]
-        T.evaluate(T.call_packed(ENCODE, self._map, conv.dtype, 4, source.data, *sizes, *strides, *box, *steps, 0, swizzle, PROMOTED, 0))
+        strides = sizes[0], math.prod(sizes[:2]), math.prod(sizes[:3])
+        super().__init__(halo, source, sizes, strides, box, steps, halo.pixel_bytes)
 
     @property
     def step_bytes(self) -> int:
@@ -53,18 +47,10 @@ class TmaBoxes:
         return (halo.pixels * halo.tile.units * halo.tile.unit if halo.boxed else math.prod(halo.raw)) * self._conv.itemsize
 
     def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr = 0) -> None:
-        """Emits the copies of a step of a halo tile; one thread must execute them.
-
-        Args:
-            stage: (buffer, index of its stage).
-            output_tile: index of the tile of outputs. part: index of the step in the tile.
-            full: the full barrier, which counts the bytes that arrive.
-            channel: the first input channel of the tile's first step.
-            rank: of the block in a cluster whose blocks share the copies.
-        """
+        """See `Boxes.copy`."""
         conv, halo, tile = self._conv, self._halo, self._halo.tile
-        (down, across), unit = halo.counts, tile.units * tile.unit
-        n, row, col = output_tile // (down * across) * halo.images, output_tile // across % down, output_tile % across
+        unit = tile.units * tile.unit
+        n, row, col = self.place(output_tile)
         top, left = row * tile.rows, col * tile.cols
         y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
         if halo.single_taps:

@@ -27,6 +27,18 @@ __device__ __forceinline__ unsigned long long column_descriptor(const void* b, i
   return (shared_address(b) & 0x3ffffull) >> 4 | 1ull << 16 | static_cast<unsigned long long>(pitch * 8 >> 4) << 32 | order << 62;
 }
 
+// 64 rows of A by up to 256 columns of B, whose lines of 64 neighbouring columns, 128 bytes, lie one behind the other for every element of
+// the sum (MN-major), swizzled as TMA boxes are. The next 64 columns follow `b_leading` bytes behind.
+template <int columns>
+__device__ __forceinline__ void wgmma_lines_f16(float* c, const void* a, int a_leading, const void* b, int b_leading);
+template <int columns>
+__device__ __forceinline__ void wgmma_lines_bf16(float* c, const void* a, int a_leading, const void* b, int b_leading);
+
+__device__ __forceinline__ unsigned long long line_descriptor(const void* b, int leading) {
+  const unsigned long long eights = 8 * 128 >> 4;
+  return (shared_address(b) & 0x3ffffull) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | eights << 32 | 1ull << 62;
+}
+
 // Arrives at a full barrier and expects so many bytes in its phase.
 __device__ __forceinline__ void expect_bytes(void* phases, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(phases)), "r"(bytes) : "memory");
@@ -47,25 +59,27 @@ __device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.syn
 
 #else
 
-template <typename Word, int columns, int pitch, typename Sum>
-void shared_product(Sum* c, const void* a, int a_leading, const void* b, int b_leading) {
+// The i-th word of the elements of the sum of a row of A, or of a column of B.
+inline unsigned word_of(const void* from, int leading, size_t at, int i, size_t apart) {
+  auto address = reinterpret_cast<uintptr_t>(from) + i / 4 * (apart == 16 ? leading : 16) + at * apart;
+  if (apart > 16) address ^= address >> 3 & (apart == 128 ? 0x70 : 0x30);
+  if (i % 4 == 0) emulator::check_fenced(reinterpret_cast<const void*>(address));
+  return reinterpret_cast<const unsigned*>(address)[i % 4];
+}
+// `column(col, words)` reads the elements of the sum of a column of B.
+template <typename Word, int columns, typename Sum, typename Column>
+void product_of_columns(Sum* c, const void* a, int a_leading, Column column) {
   const size_t first = size_t(threadIdx.x) / 32 % 4 * 16;  // this warp's first row
   emulator::warp_operation(-1, 0xffffffffu, c, [=](void* lanes[32]) {
     std::vector<Sum*> all;
     for (int i = 0; i < 32; ++i) all.push_back(static_cast<Sum*>(lanes[i]));
     emulator::later([=] {
-      auto word = [](const void* from, int leading, size_t at, int i, size_t apart) {
-        auto address = reinterpret_cast<uintptr_t>(from) + i / 4 * (apart == 16 ? leading : 16) + at * apart;
-        if (apart > 16) address ^= address >> 3 & (apart == 128 ? 0x70 : 0x30);
-        if (i % 4 == 0) emulator::check_fenced(reinterpret_cast<const void*>(address));
-        return reinterpret_cast<const unsigned*>(address)[i % 4];
-      };
       unsigned rows[16][8];
       for (int row = 0; row < 16; ++row)
-        for (int i = 0; i < 8; ++i) rows[row][i] = word(a, a_leading, first + row, i, 16);
+        for (int i = 0; i < 8; ++i) rows[row][i] = word_of(a, a_leading, first + row, i, 16);
       for (int col = 0; col < columns; ++col) {
         unsigned words[8];
-        for (int i = 0; i < 8; ++i) words[i] = word(b, b_leading, col, i, pitch);
+        column(col, words);
         for (int row = 0; row < 16; ++row) {
           Sum& held = all[row % 8 * 4 + col % 8 / 2][col / 8 * 4 + row / 8 * 2 + col % 2];
           Exact<Sum> sum = held;
@@ -76,6 +90,31 @@ void shared_product(Sum* c, const void* a, int a_leading, const void* b, int b_l
       }
     });
   });
+}
+template <typename Word, int columns, int pitch, typename Sum>
+void shared_product(Sum* c, const void* a, int a_leading, const void* b, int b_leading) {
+  product_of_columns<Word, columns>(c, a, a_leading, [=](int col, unsigned* words) {
+    for (int i = 0; i < 8; ++i) words[i] = word_of(b, b_leading, col, i, pitch);
+  });
+}
+template <typename Word, int columns>
+void lines_product(float* c, const void* a, int a_leading, const void* b, int b_leading) {
+  product_of_columns<Word, columns>(c, a, a_leading, [=](int col, unsigned* words) {
+    for (int k = 0; k < 16; ++k) {
+      auto address = reinterpret_cast<uintptr_t>(b) + col / 64 * b_leading + k * 128 + col % 64 * 2;
+      address ^= address >> 3 & 0x70;
+      const unsigned value = *reinterpret_cast<const unsigned short*>(address);
+      words[k / 2] = k % 2 ? words[k / 2] | value << 16 : value;
+    }
+  });
+}
+template <int columns>
+void wgmma_lines_f16(float* c, const void* a, int a_leading, const void* b, int b_leading) {
+  lines_product<HalfWord, columns>(c, a, a_leading, b, b_leading);
+}
+template <int columns>
+void wgmma_lines_bf16(float* c, const void* a, int a_leading, const void* b, int b_leading) {
+  lines_product<Bfloat16Word, columns>(c, a, a_leading, b, b_leading);
 }
 template <int columns, int pitch>
 void wgmma_shared_f16(float* c, const void* a, int a_leading, const void* b, int b_leading) {
@@ -167,6 +206,24 @@ __device__ __forceinline__ void gather_eight(unsigned* eight, const unsigned* pi
     const unsigned next = __shfl_xor_sync(0xffffffffu, __byte_perm(upper, lower, odd ? 0x5410 : 0x7632), 1);
     eight[0] = __byte_perm(mine, next, odd ? 0x1054 : 0x5410);
     eight[1] = __byte_perm(mine, next, odd ? 0x3276 : 0x7632);
+  }
+}
+// Adds the accumulators of `runs` runs of eight columns that begin `lead` columns before those of `sums`. All lanes of a warp must call it.
+template <int runs, int lead>
+__device__ __forceinline__ void add_shifted(float* sums, const float* shifted) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int odd = (e + lead) % 2, lanes = (e + lead) / 2, from = lane - t + (t + lanes) % 4;
+#pragma unroll
+    for (int j = 0; j < runs; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // The lane that takes this one's value is `lanes` before it, or `4 - lanes` behind it, and then has columns of the run before.
+        const int next = j + 1 < runs ? j + 1 : j;  // columns behind the last run are no outputs
+        const float here = shifted[j * 4 + half * 2 + odd], beside = shifted[next * 4 + half * 2 + odd];
+        sums[j * 4 + half * 2 + e] += __shfl_sync(0xffffffffu, lanes > t ? beside : here, from);
+      }
   }
 }
 __device__ __forceinline__ void store_eight(void* to, const unsigned* eight) { *static_cast<uint2*>(to) = make_uint2(eight[0], eight[1]); }

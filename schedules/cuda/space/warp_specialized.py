@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
-from im2win.schedules.cuda.legality.warp_specialized import SHARED, unsupported_reason, violations
-from im2win.schedules.cuda.mainloop.registers import enough
+from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_lines, unsupported_reason, violations
+from im2win.schedules.cuda.mainloop.registers import MOST as MOST_REGISTERS
+from im2win.schedules.cuda.mainloop.registers import OPERANDS, enough
 from im2win.schedules.cuda.model.warp_specialized import estimate
 from im2win.schedules.cuda.tiles.fields import field_of, halo_tile
-from im2win.schedules.cuda.tiles.persistent import KIB, MAX_BOX, M
+from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, MAX_BOX, M
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
-from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, channel_phases
 from im2win.spec.conv2d import Conv2d
 
 MOST = 12  # tiles kept for each of `SHAPES`, of `TMA_BOXES` and of `SHARED`: those that the cost model ranks first
@@ -52,16 +53,21 @@ def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, box
 def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple[int, int, int]]]:
     """(tiles that cover the output, cost of one, its images, rows and columns) of tiles with at most `most` columns of a product."""
     least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, max(SLABS), 2, 1, tma_boxes=boxes)
+    least = replace(least, slabs=max(least.slab_counts))
     one = field_of(conv, least).conv
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
-    for cols in range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most):
+    if least.lines:
+        widths: Iterable[int] = _eights(width, most)
+    else:
+        widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)
+    for cols in widths:
         for rows in _sizes(height, most // cols):
             whole = (rows, cols) == (height, width)
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
                 field = halo_tile(one, replace(least, images=images, rows=rows, cols=cols))
-                copied = not isinstance(field, RearrangedHaloTile) or (field.uncopied is None and max(field.raw_box) <= MAX_BOX)
+                copied = field.uncopied is None and (not isinstance(field, RearrangedHaloTile) or max(field.raw_box) <= MAX_BOX)
                 if field.columns <= most and copied:
                     cost = field.columns + TILE_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
                     found.append((field.output_tiles, cost, (images, rows, cols)))
@@ -75,6 +81,17 @@ def _sizes(size: int, most: int) -> Iterator[int]:
         one = -(-size // -(-size // one))
         yield one
         one -= 1
+
+
+def _eights(size: int, most: int) -> Iterator[int]:
+    """Multiples of eight up to `most`, or all of a smaller size; of those that cover the size with equally many parts, the smallest."""
+    if size <= most:
+        yield size
+    parts = [-(-size // (EIGHT * eights)) for eights in range(1, most // EIGHT + 1)]
+    for number in sorted(set(parts)):
+        cols = EIGHT * -(-size // (EIGHT * number))
+        if cols <= most and (number > 1 or size > most):
+            yield cols
 
 
 def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSpecializedTile]:
@@ -93,11 +110,14 @@ def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSp
 def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[WarpSpecializedTile]:
     block_m, groups, pingpong, columns = shape
     blocks = -(-conv.out_channels // block_m)
+    if boxes == "lines":  # accumulators for each phase
+        columns = min(columns, 2 * (MOST_REGISTERS - OPERANDS) // (channel_phases(conv) * block_m // (M * groups)) // EIGHT * EIGHT)
     taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes != "taps" else [1]
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))
-    for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
+    slab_counts = (4, 2, 1) if boxes == "lines" else (2, 1)
+    for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, slab_counts, taps, CLUSTERS):
         more = {"images": images, "taps": tap, "pingpong": pingpong, "shared": shared, "tma_boxes": boxes}
         tile = WarpSpecializedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
         if not violations(conv, tile, gpu):
@@ -113,7 +133,9 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
         return estimate(conv, tile, gpu).seconds
 
     found: list[WarpSpecializedTile] = []
-    forms = ("rearranged",) if conv.layout == "NCHW" else ("halo", "taps") if math.prod(conv.kernel) > 1 else ("halo",)
+    forms: tuple[str, ...] = ("halo", "taps") if math.prod(conv.kernel) > 1 else ("halo",)
+    if conv.layout == "NCHW":
+        forms = ("rearranged",) if no_lines(conv) else ("rearranged", "lines")
     for shape, boxes in itertools.product(SHAPES, forms):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
+from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
+
+_KINDS: dict[str, type[StagedHaloTile]] = {"rearranged": RearrangedHaloTile, "lines": PixelLines}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -18,7 +21,7 @@ def field_of(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
 
 def halo_tile(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
     """The halo tile of the problem that it is copied from."""
-    return (RearrangedHaloTile if tile.rearranged else StagedHaloTile)(conv, tile)
+    return _KINDS.get(tile.tma_boxes, StagedHaloTile)(conv, tile)
 
 
 @functools.lru_cache(maxsize=1024)

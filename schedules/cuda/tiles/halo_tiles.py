@@ -9,7 +9,7 @@ from im2win.common.caching import derived
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, padded
 from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, PHASES, HaloTile, M, beyond_first_tap
-from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WARP, WarpSpecializedTile
 
 ROWS_OF_BANKS = 8  # pixels after which the swizzle pattern repeats
 
@@ -25,14 +25,15 @@ class StagedHaloTile(HaloTile):
     tile: WarpSpecializedTile
 
     @property
-    def stored(self) -> int:
-        """Neighbouring outputs that a lane stores at a time from `output_buffer`; 0 where accumulators are stored without it."""
-        return 0
+    def uncopied(self) -> str | None:
+        """Why no TMA boxes bring halo tiles of this shape; None if they do."""
+        shared = self.shared_part is not None
+        return None if shared else f"`cluster` (={self.tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels"
 
     @property
-    def output_buffer(self) -> tuple[int, int]:
-        """Shape of the buffer for outputs of eight channels: [consumer warps, elements]."""
-        return 0, 0
+    def phases(self) -> int:
+        """Sums of which the columns of a product are each a part; see `PixelLines`."""
+        return 1
 
     def _shared_zeros(self, axis: int) -> int:
         """Zeros along an axis that a row, or an image, shares with the next: at most as many as the halo has."""
@@ -165,12 +166,36 @@ class StagedHaloTile(HaloTile):
         return self.tile.sum_blocks - 1, max(map(len, self.written)) * self.tile.block_m * EIGHT
 
     @derived
+    def stored(self) -> int:
+        """Neighbouring outputs that a lane stores at a time from `output_buffer`; 0 where accumulators are stored without it."""
+        conv, tile = self.conv, self.tile
+        if conv.layout == "NHWC" or conv.out_itemsize != 2 or tile.sum_blocks > 1:
+            return 0
+        (height, width), outputs = conv.output_size, tile.rows * tile.cols
+        if outputs == height * width and conv.out_channels % EIGHT == 0:
+            return EIGHT  # channels follow one another
+        run, starts = (outputs, tile.rows * width) if tile.cols == width else (tile.cols, width)
+        return math.gcd(height * width, run, starts, EIGHT)
+
+    @derived
+    def output_pitch(self) -> int:
+        """Elements from one channel of the output buffer to the next: an odd number of 16 bytes against bank conflicts, where it may be."""
+        outputs = self.tile.rows * self.tile.cols
+        return outputs + EIGHT if outputs % (2 * EIGHT) == 0 else outputs
+
+    @derived
+    def output_buffer(self) -> tuple[int, int]:
+        """Shape of the buffer for outputs of eight channels: [consumer warps, elements]."""
+        return (self.tile.multipliers // WARP, self.tile.images * EIGHT * self.output_pitch) if self.stored else (0, 0)
+
+    @derived
     def shared_bytes(self) -> int:
-        """Bytes of shared memory that a block takes: pipeline stages, accumulators of other blocks, and all barriers."""
+        """Bytes of shared memory that a block takes: pipeline stages, accumulators of other blocks, staged outputs, and all barriers."""
         tile = self.tile
         barriers = [tile.stages, tile.stages, tile.filter_stages, tile.filter_stages, tile.pingpong]
         barriers += [1, 1] if tile.sum_blocks > 1 else []
-        parts = ((self.window_buffer, tile.dtype), (self.filter_buffer, tile.dtype), (self.received, tile.sum_dtype))
+        parts: list[tuple[tuple[int, ...], str]] = [(self.window_buffer, tile.dtype), (self.filter_buffer, tile.dtype)]
+        parts += [(self.received, tile.sum_dtype), (self.output_buffer, self.conv.out_dtype)]
         return sum(padded(*part) for part in parts) + sum(padded((n,), PHASES) for n in barriers)
 
     @derived

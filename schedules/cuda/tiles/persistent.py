@@ -36,6 +36,7 @@ class PersistentTile(BaseTile):
     """
 
     sum_blocks = 1  # blocks of a cluster that compute the same outputs
+    slab_counts = (1, 2)  # values of `slabs` that the loader has
 
     product: str
     block_m: int

@@ -9,11 +9,10 @@ from im2win.common.caching import derived
 from im2win.schedules.cuda.primitives import CHUNK, Expr, padded
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, MAX_BOX, PHASES
-from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, channel_phases
+from im2win.schedules.cuda.tiles.warp_specialized import LINE, REARRANGERS, channel_phases
 
 TOGETHER = 8  # matrices, of eight pixels and 32 channels, that such a warp takes at a time
 QUAD = 4  # 16-byte units of each of these pixels at a time
-LINE = 64  # pixels of a line of a raw box, 128 bytes
 
 
 @dataclass(frozen=True)
@@ -177,31 +176,7 @@ class RearrangedHaloTile(StagedHaloTile):
         return self.tile.stages, -(-size // KIB) * KIB // self.conv.itemsize
 
     @derived
-    def stored(self) -> int:
-        """See `StagedHaloTile.stored`."""
-        conv, tile = self.conv, self.tile
-        if conv.out_itemsize != 2 or tile.sum_blocks > 1:
-            return 0
-        (height, width), outputs = conv.output_size, tile.rows * tile.cols
-        if outputs == height * width and conv.out_channels % EIGHT == 0:
-            return EIGHT  # channels follow one another
-        run, starts = (outputs, tile.rows * width) if tile.cols == width else (tile.cols, width)
-        return math.gcd(height * width, run, starts, EIGHT)
-
-    @derived
-    def output_pitch(self) -> int:
-        """Elements from one channel of the output buffer to the next: an odd number of 16 bytes against bank conflicts, where it may be."""
-        outputs = self.tile.rows * self.tile.cols
-        return outputs + EIGHT if outputs % (2 * EIGHT) == 0 else outputs
-
-    @derived
-    def output_buffer(self) -> tuple[int, int]:
-        """See `StagedHaloTile.output_buffer`."""
-        return (self.tile.multipliers // WARP, self.tile.images * EIGHT * self.output_pitch) if self.stored else (0, 0)
-
-    @derived
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block takes."""
-        conv, tile = self.conv, self.tile
-        buffers = padded(self.raw_buffer, tile.dtype) + padded(self.output_buffer, conv.out_dtype) + padded((self.places,), "int32")
-        return super().shared_bytes + buffers + 2 * padded((tile.stages,), PHASES)
+        buffers = padded(self.raw_buffer, self.tile.dtype) + padded((self.places,), "int32")
+        return super().shared_bytes + buffers + 2 * padded((self.tile.stages,), PHASES)

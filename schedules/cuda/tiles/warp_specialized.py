@@ -14,6 +14,7 @@ from im2win.spec.conv2d import Conv2d
 
 WARP = 32  # threads of a warp
 REARRANGERS = 2  # warps that rearrange windows
+LINE = 64  # pixels of a channel that lie side by side in a stage, 128 bytes
 
 
 @hashed_once
@@ -37,7 +38,8 @@ class WarpSpecializedTile(PersistentTile):
         for all. "accumulators": they compute the same outputs, each for its part of the steps.
     tma_boxes: what the TMA boxes of a step bring. "halo": the halo tile, whose pixels several taps read. "taps": TMA im2col-style loads of
         what one tap reads, a pixel for every output, so that no column of a product lies between outputs. "rearranged", channels first:
-        pixels of each channel as they lie in memory, from which two more producer warps gather the channels of every pixel.
+        pixels of each channel as they lie in memory, from which two more producer warps gather the channels of every pixel. "lines",
+        channels first, 1x1 kernels: pixels of each channel as they lie in memory, of which products take 64 of each channel as they are.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (("shared", "tma_boxes"))
@@ -52,7 +54,7 @@ class WarpSpecializedTile(PersistentTile):
 
     def pack(self, conv: Conv2d) -> ChunkPack:
         """The packing of filters."""
-        return ChunkPack(self.block_m, self.slabs, channel_run(conv), channel_phases(conv) if self.rearranged else 1)
+        return ChunkPack(self.block_m, self.slabs, channel_run(conv), channel_phases(conv) if conv.layout == "NCHW" else 1)
 
     def steps(self, conv: Conv2d) -> int:
         """Steps of a tile of outputs: one for each block of channels, and for each tap where `tma_boxes` is "taps"."""
@@ -90,6 +92,16 @@ class WarpSpecializedTile(PersistentTile):
     def rearranged(self) -> bool:
         """Whether producer warps rearrange windows, with channels first."""
         return self.tma_boxes == "rearranged"
+
+    @property
+    def slab_counts(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Values of `slabs` that the loader has."""
+        return (1, 2, 4) if self.lines else (1, 2)
+
+    @property
+    def lines(self) -> bool:
+        """Whether products take pixels of each channel as they lie in memory."""
+        return self.tma_boxes == "lines"
 
     @derived
     def threads(self) -> int:
