@@ -1,8 +1,9 @@
 """The warp-specialized kernel: persistent thread blocks in which producer warps copy filters and windows, and consumer warpgroups multiply.
 
 One producer warp issues copies of filters, another one TMA boxes of windows. Both run as far ahead as pipeline stages are empty, also
-across tiles. With channels first, two more producer warps rearrange windows from the stages of one pipeline to those of another. Consumer
-warpgroups multiply full stages, release them, and run the epilogue while producers fill the stages of the next tile.
+across tiles. With channels first, two more producer warps may rearrange windows, taking steps in turn, from the stages of one pipeline to
+those of another. Consumer warpgroups multiply full stages, release them, and run the epilogue while producers fill the stages of the next
+tile.
 """
 
 from __future__ import annotations
@@ -70,9 +71,8 @@ class _Kernel:
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
-        producers = REARRANGERS if tile.rearranged else 0
-        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks, producers)
-        self._raw = Pipeline(arena, "raw", f.raw_buffer, tile.dtype, REARRANGERS, 1) if isinstance(f, RearrangedHaloTile) else None
+        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks, stored=tile.rearranged)
+        self._raw = Pipeline(arena, "raw", f.raw_buffer, tile.dtype, 1, 1) if isinstance(f, RearrangedHaloTile) else None
         self._filters = Pipeline(arena, "filters", f.filter_buffer, tile.dtype, warps, tile.filter_blocks)
         self._outputs = arena.take("outputs", (math.prod(f.output_buffer),), conv.out_dtype) if f.stored else None
         self._places = arena.take("places", (f.places,), "int32") if isinstance(f, RearrangedHaloTile) else None
@@ -159,14 +159,13 @@ class _Kernel:
         pipeline.drain(self._count * steps)
 
     def _rearrange(self, raw: Pipeline) -> None:
-        steps, windows = self._steps, self._windows
-        with T.serial(self._count) as item, T.serial(steps) as part:
-            step = item * steps + part
+        steps, windows, warp = self._steps, self._windows, (self._tid - self._tile.multipliers) // WARP - 2
+        with T.serial((self._count * steps - warp + REARRANGERS - 1) // REARRANGERS) as turn:  # warps take steps in turn
+            step = turn * REARRANGERS + warp
             raw.consumer_wait(step)
             windows.producer_acquire(step)
             stages = (windows.data, step % windows.stages), (raw.data, step % raw.stages)
-            rearranger = self._tid - self._tile.multipliers - 2 * WARP
-            cast(RawBoxes, self._boxes).rearrange(*stages, self._places, self._tile_of(item)[1], rearranger)
+            cast(RawBoxes, self._boxes).rearrange(*stages, self._places, self._tile_of(step // steps)[1])
             windows.producer_commit(step)  # all lanes have read the raw box by then
             raw.consumer_release(step)
 

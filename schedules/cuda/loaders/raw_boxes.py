@@ -11,7 +11,7 @@ from im2win.schedules.cuda.loaders.boxes import Boxes
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import EIGHT
 from im2win.schedules.cuda.tiles.rearranged import QUAD, RearrangedHaloTile
-from im2win.schedules.cuda.tiles.warp_specialized import LINE, WARP
+from im2win.schedules.cuda.tiles.warp_specialized import LINE
 
 
 class RawBoxes(Boxes):
@@ -96,18 +96,18 @@ class RawBoxes(Boxes):
         nowhere = field.stage_pixels - EIGHT + pixel
         return tirx.Select(tirx.all(*exists), from_, 0) * (1 << 16) + tirx.Select(tirx.all(*conditions), place, nowhere)
 
-    def rearrange(self, stage: tuple[Any, Expr], raw: tuple[Any, Expr], places: Any, output_tile: Expr, thread: Expr) -> None:
-        """Emits the moves of a step from its raw boxes to its stage of windows, by the warps that rearrange.
+    def rearrange(self, stage: tuple[Any, Expr], raw: tuple[Any, Expr], places: Any, output_tile: Expr) -> None:
+        """Emits the moves of a step from its raw boxes to its stage of windows, by one warp.
 
         Args:
-            stage, raw: (buffer, index of its stage). places: see `table`. thread: index of the thread among those that rearrange.
+            stage, raw: (buffer, index of its stage). places: see `table`.
         """
         field = self._halo
         quads, eights, unit = field.tile.units // QUAD, field.steps_of_eights, field.stage_pixels * CHUNK
-        to, from_, warp = pointer(*stage, 0), pointer(*raw, 0), thread // WARP
+        to, from_ = pointer(*stage, 0), pointer(*raw, 0)
         if field.form == "images":
             pixels = field.raw_rows * field.raw_cols
-            call(f"rearrange_images<{quads}, {field.phases}, {eights}>", to, from_, pointer(places, 0), unit, warp, pixels)
+            call(f"rearrange_images<{quads}, {field.phases}, {eights}>", to, from_, pointer(places, 0), unit, pixels)
             return
         which = self.place(output_tile)[1] % len(field.leads) * (eights * EIGHT) if len(field.leads) > 1 else 0
-        call(f"rearrange_lines<{quads}, {eights}>", to, from_, pointer(places, which), unit, warp)
+        call(f"rearrange_lines<{quads}, {eights}>", to, from_, pointer(places, which), unit)

@@ -33,6 +33,7 @@ SENT_LATENCY = 1000  # cycles until accumulators of other blocks have arrived, a
 SENT_BYTES = 24  # bytes of accumulators that a block receives in a cycle
 SUM_BYTES = 4
 PLANES = 3  # factor on the cycles for storing outputs channels first
+SHIFT_CYCLES = 4  # cycles of a warpgroup to add one accumulator of another phase, columns shifted
 MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
@@ -52,14 +53,16 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     buffers = ((steps, raw or field.window_buffer), (copies, field.filter_buffer))  # one stage of each is still being read
     loads = [COPY_LATENCY + resident * stage * conv.itemsize / CYCLE_BYTES for _, (_, stage) in buffers]
     loaded = max(number / (stages - 1) * one for (number, (stages, _)), one in zip(buffers, loads, strict=True))
-    stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks * (PLANES if tile.rearranged else 1)
+    outputs = field.sum_registers / field.phases
+    stores = outputs / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks * (PLANES if conv.layout == "NCHW" else 1)
+    stores += (field.sum_registers - outputs) * SHIFT_CYCLES * tile.groups
     if tile.sum_blocks > 1:
         stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
     alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
     moved = 0.0
     if isinstance(field, RearrangedHaloTile):
-        batches = field.steps_of_eights * (tile.units // QUAD) // (REARRANGERS * TOGETHER)
-        moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES)
+        batches = field.steps_of_eights * (tile.units // QUAD) // TOGETHER
+        moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
     apart = 1.0
     if tile.cluster // tile.sum_blocks == 4:

@@ -9,7 +9,7 @@ from im2win.common.caching import derived
 from im2win.schedules.cuda.primitives import CHUNK, Expr, padded
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, MAX_BOX, PHASES
-from im2win.schedules.cuda.tiles.warp_specialized import LINE, REARRANGERS, channel_phases
+from im2win.schedules.cuda.tiles.warp_specialized import LINE, channel_phases
 
 TOGETHER = 8  # matrices, of eight pixels and 32 channels, that such a warp takes at a time
 QUAD = 4  # 16-byte units of each of these pixels at a time
@@ -118,8 +118,8 @@ class RearrangedHaloTile(StagedHaloTile):
 
     @derived
     def steps_of_eights(self) -> int:
-        """Eights of one table, padded to as many as the warps take at a time."""
-        return -(-math.prod(self.eights) // (REARRANGERS * self.together)) * REARRANGERS * self.together
+        """Eights of one table, padded to as many as a warp takes at a time."""
+        return -(-math.prod(self.eights) // self.together) * self.together
 
     @derived
     def places(self) -> int:
