@@ -36,6 +36,7 @@ PLANES = 3  # factor on the cycles for storing outputs channels first
 SHIFT_CYCLES = 4  # cycles of a warpgroup to add one accumulator of another phase, columns shifted
 MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
+REARRANGED = 1.25  # factor on the time of blocks that rearrange windows
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -64,7 +65,7 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         batches = field.steps_of_eights * (tile.units // QUAD) // TOGETHER
         moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
-    apart = 1.0
+    apart = REARRANGED if tile.rearranged else 1.0
     if tile.cluster // tile.sum_blocks == 4:
         apart *= FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
     if tile.sum_blocks > 1 and resident > 1 and blocks > FULL * resident * gpu.multiprocessors:

@@ -136,7 +136,7 @@ def test_a_patch_in_shared_memory() -> None:
         (LAST, {"block_m": 128}, "`block_m` (=128) must hold less than 64 channels beyond 64"),
         (LAST, {"rows": 13}, "`rows` (=13) must be 1 to the output's 12"),
         (LAST, {"cols": 0}, "`cols` (=0) must be 1 to the output's 16"),
-        (LAST, {"slabs": 3}, "`slabs` (=3) must be 1 or 2"),
+        (LAST, {"slabs": 3}, "`slabs` (=3) must be one of 1, 2"),
         (LAST, {"stages": 1}, "`stages` (=1) must be at least 2"),
         (LAST, {"groups": 0}, "`groups` (=0) must be at least 1"),
         (LAST, {"groups": 5}, "the block's 640 threads must be at most 512"),
