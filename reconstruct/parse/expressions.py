@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+DEEPEST = 120  # most levels of an expression, of which a bracket is two, a sign and a condition one; also of nested statements
+HIGHEST = 300  # most levels of an expression's tree, in which each further term of a sum is one
 
 
 class ExpressionError(ValueError):
@@ -140,7 +143,7 @@ class _Parser:
             self.tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
             at = match.end()
         self.tokens.append(("end", ""))
-        self.at = 0
+        self.at = self.depth = 0
 
     def fail(self) -> ExpressionError:
         return ExpressionError(f"not an expression that is understood: {self.text.strip()[:200]}")
@@ -157,11 +160,26 @@ class _Parser:
 
     def whole(self) -> Expr:
         found = self.choice()
-        if self.tokens[self.at][0] != "end":
+        if self.tokens[self.at][0] != "end" or _height(found) > HIGHEST:
             raise self.fail()
         return found
 
+    def deeper(self, part: Callable[[], Expr]) -> Expr:
+        """What `part` parses, one level deeper."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise self.fail()
+        found = part()
+        self.depth -= 1
+        return found
+
     def choice(self) -> Expr:
+        return self.deeper(self._choice)
+
+    def unary(self) -> Expr:
+        return self.deeper(self._unary)
+
+    def _choice(self) -> Expr:
         condition = self.binary(0)
         if self.peek() != "?":
             return condition
@@ -177,7 +195,7 @@ class _Parser:
             left = Binary(operator, left, self.binary(_LEVELS[operator] + 1))
         return left
 
-    def unary(self) -> Expr:
+    def _unary(self) -> Expr:
         kind, token = self.tokens[self.at]
         if kind == "cast":
             self.take()
@@ -238,8 +256,7 @@ def parse(text: str) -> Expr:
     return _Parser(text).whole()
 
 
-def walk(expr: Expr) -> list[Expr]:
-    """The expression and all its subexpressions, in pre-order."""
+def _children(expr: Expr) -> tuple[Expr, ...]:
     children: tuple[Expr, ...] = ()
     match expr:
         case Member(base, _):
@@ -254,7 +271,20 @@ def walk(expr: Expr) -> list[Expr]:
             children = (left, right)
         case Choice(condition, then, other):
             children = (condition, then, other)
-    return [expr, *(inner for child in children for inner in walk(child))]
+    return children
+
+
+def _height(expr: Expr) -> int:
+    """Levels of a tree, counted without recursion."""
+    levels, level = 0, [expr]
+    while level:
+        levels, level = levels + 1, [child for part in level for child in _children(part)]
+    return levels
+
+
+def walk(expr: Expr) -> list[Expr]:
+    """The expression and all its subexpressions, in pre-order."""
+    return [expr, *(inner for child in _children(expr) for inner in walk(child))]
 
 
 def names(expr: Expr) -> set[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.parse.expressions import Expr, ExpressionError, Unary, parse, plain_type
+from im2win.reconstruct.parse.expressions import DEEPEST, Expr, ExpressionError, Unary, parse, plain_type
 
 Span = tuple[int, int]
 """Half-open range of character offsets in the source."""
@@ -136,11 +136,11 @@ def blanked(source: str) -> str:
     return pattern.sub(lambda match: match.group() if match.group().startswith('"C"') else re.sub(r"[^\n]", " ", match.group()), source)
 
 
-def statements(text: str, start: int, end: int) -> tuple[Statement, ...]:
-    """The statements between two offsets of a source from `blanked`.
+def statements(text: str, start: int, end: int, depth: int = 0) -> tuple[Statement, ...]:
+    """The statements between two offsets of a source from `blanked`, in `depth` others.
 
     Raises:
-        ExpressionError: brackets do not match.
+        ExpressionError: brackets do not match, or statements are nested too deeply.
     """
     found: list[Statement] = []
     at = start
@@ -149,24 +149,26 @@ def statements(text: str, start: int, end: int) -> tuple[Statement, ...]:
         at = skipped.end() if skipped else at
         if at >= end:
             return tuple(found)
-        found.append(_statement(text, at, end))
+        found.append(_statement(text, at, end, depth))
         at = found[-1].span[1]
 
 
-def _statement(text: str, at: int, end: int) -> Statement:
+def _statement(text: str, at: int, end: int, depth: int) -> Statement:
+    if depth > DEEPEST:
+        raise ExpressionError(f"statements nested more than {DEEPEST} deep")
     try:
         if match := _BARRIER.match(text, at, end):
             return Barrier(match.span(), "block" if match[1] == "__syncthreads" else "warp")
         if match := _FOR.match(text, at, end):
             last = closing(text, match.end() - 1)
             inner = match.end(), last
-            body = statements(text, *inner)
+            body = statements(text, *inner, depth + 1)
             return Loop((at, last + 1), match[1], parse(match[2]), parse(match[3]), int(match[4] or 1), body, inner)
         if match := _IF.match(text, at, end):
-            return _branch(text, at, match.end() - 1, end)
+            return _branch(text, at, match.end() - 1, end, depth)
         if text[at] == "{":
             last = closing(text, at)
-            return Scope((at, last + 1), statements(text, at + 1, last))
+            return Scope((at, last + 1), statements(text, at + 1, last, depth + 1))
         if _KEYWORDS.match(text, at, end):
             return _opaque(text, at, end, "a statement that is not followed")
         return _simple(text, at, end)
@@ -174,20 +176,20 @@ def _statement(text: str, at: int, end: int) -> Statement:
         return _opaque(text, at, end, str(error))
 
 
-def _branch(text: str, at: int, bracket: int, end: int) -> Statement:
+def _branch(text: str, at: int, bracket: int, end: int, depth: int) -> Statement:
     last = closing(text, bracket)
     condition = parse(text[bracket + 1 : last])
     brace = re.compile(r"\s*\{").match(text, last + 1, end)
     if brace is None:
         return _opaque(text, at, end, "a condition without braces")
     stop = closing(text, brace.end() - 1)
-    then, other = statements(text, brace.end(), stop), tuple[Statement, ...]()
+    then, other = statements(text, brace.end(), stop, depth + 1), tuple[Statement, ...]()
     if match := _ELSE.match(text, stop + 1, end):
         if match[1]:
             begin, stop = match.end(), closing(text, match.end() - 1)
-            other = statements(text, begin, stop)
+            other = statements(text, begin, stop, depth + 1)
         else:
-            other = (_statement(text, match.end(), end),)
+            other = (_statement(text, match.end(), end, depth + 1),)
             stop = other[0].span[1] - 1
     return If((at, stop + 1), condition, then, other)
 

@@ -54,6 +54,25 @@ def test_what_is_no_expression(expression: str) -> None:
         parse(expression)
 
 
+NESTED = {
+    "brackets": "a[0] = " + "(" * 5000 + "1" + ")" * 5000 + ";",
+    "signs": "a[0] = " + "- " * 5000 + "1;",
+    "conditions": "a[0] = " + "b ? 1 : " * 5000 + "1;",
+    "terms": "a[0] = " + "1 + " * 5000 + "1;",
+    "indices": "a[0] = " + "a[" * 5000 + "0" + "]" * 5000 + ";",
+    "scopes": "{" * 2000 + "a[0] = 1;" + "}" * 2000,
+    "branches": "if (b) { a[0] = 1; }" + " else if (b) { a[0] = 1; }" * 1000,
+}
+
+
+@pytest.mark.parametrize("what", NESTED)
+def test_deep_nesting_is_text_that_is_not_followed(what: str) -> None:
+    text_ = NESTED[what]
+    found = list(every(statements(text_, 0, len(text_))))
+    assert any(isinstance(part, Opaque) for part in found), what
+    assert read(f"extern \"C\" __global__ void k(float* a) {{ {text_} }}").kernel("k").barriers == []
+
+
 def test_sums_come_apart_and_together() -> None:
     tree = parse("((((e * 512) + ((c << 6) - (((int)blockIdx.x) * 16))) + (2 * (e % 3))) + 5)")
     found = terms(tree)

@@ -1,7 +1,7 @@
 """The warp-specialized kernel: persistent thread blocks in which producer warps copy filters and windows, and consumer warpgroups multiply.
 
 One producer warp issues copies of filters, another one TMA boxes of windows. Both run as far ahead as pipeline stages are empty, also
-across tiles. With channels first, two more producer warps may rearrange windows, taking steps in turn, from the stages of one pipeline to
+across tiles. With channels first, two more producer warps may rearrange windows, together or in turn, from the stages of one pipeline to
 those of another. Consumer warpgroups multiply full stages, release them, and run the epilogue while producers fill the stages of the next
 tile.
 """
@@ -71,8 +71,9 @@ class _Kernel:
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
-        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks, stored=tile.rearranged)
-        self._raw = Pipeline(arena, "raw", f.raw_buffer, tile.dtype, 1, 1) if isinstance(f, RearrangedHaloTile) else None
+        producers = tile.rearrangers if tile.rearranged else 0
+        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks, producers)
+        self._raw = Pipeline(arena, "raw", f.raw_buffer, tile.dtype, tile.rearrangers, 1) if isinstance(f, RearrangedHaloTile) else None
         self._filters = Pipeline(arena, "filters", f.filter_buffer, tile.dtype, warps, tile.filter_blocks)
         self._outputs = arena.take("outputs", (math.prod(f.output_buffer),), conv.out_dtype) if f.stored else None
         self._places = arena.take("places", (f.places,), "int32") if isinstance(f, RearrangedHaloTile) else None
@@ -160,12 +161,14 @@ class _Kernel:
 
     def _rearrange(self, raw: Pipeline) -> None:
         steps, windows, warp = self._steps, self._windows, (self._tid - self._tile.multipliers) // WARP - 2
-        with T.serial((self._count * steps - warp + REARRANGERS - 1) // REARRANGERS) as turn:  # warps take steps in turn
-            step = turn * REARRANGERS + warp
+        turns, one = REARRANGERS // self._tile.rearrangers, warp % self._tile.rearrangers  # warps of a step together, or steps in turn
+        first = warp // self._tile.rearrangers
+        with T.serial((self._count * steps - first + turns - 1) // turns) as turn:
+            step = turn * turns + first
             raw.consumer_wait(step)
             windows.producer_acquire(step)
             stages = (windows.data, step % windows.stages), (raw.data, step % raw.stages)
-            cast(RawBoxes, self._boxes).rearrange(*stages, self._places, self._tile_of(step // steps)[1])
+            cast(RawBoxes, self._boxes).rearrange(*stages, self._places, self._tile_of(step // steps)[1], one)
             windows.producer_commit(step)  # all lanes have read the raw box by then
             raw.consumer_release(step)
 

@@ -12,7 +12,7 @@ from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import MAX_BOX, M
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
-from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecializedTile, channel_phases
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, channel_phases
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 640  # four consumer warpgroups and the producers
@@ -66,8 +66,6 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged or lines with layout NCHW, and only there, not with {conv.layout}"
     elif tile.lines and (reason := no_lines(conv)) is not None:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged {reason}"
-    if tile.rearranged and tile.stages % REARRANGERS:
-        yield f"`stages` (={tile.stages}) must be even: {REARRANGERS} warps rearrange steps in turn, each to stages of its own"
     if tile.rearranged and tile.window_blocks != 1:
         yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1: every block rearranges windows for itself"
     if tile.cluster not in clusters:

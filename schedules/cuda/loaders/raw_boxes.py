@@ -96,18 +96,18 @@ class RawBoxes(Boxes):
         nowhere = field.stage_pixels - EIGHT + pixel
         return tirx.Select(tirx.all(*exists), from_, 0) * (1 << 16) + tirx.Select(tirx.all(*conditions), place, nowhere)
 
-    def rearrange(self, stage: tuple[Any, Expr], raw: tuple[Any, Expr], places: Any, output_tile: Expr) -> None:
+    def rearrange(self, stage: tuple[Any, Expr], raw: tuple[Any, Expr], places: Any, output_tile: Expr, warp: Expr) -> None:
         """Emits the moves of a step from its raw boxes to its stage of windows, by one warp.
 
         Args:
-            stage, raw: (buffer, index of its stage). places: see `table`.
+            stage, raw: (buffer, index of its stage). places: see `table`. warp: its index among those that rearrange the step together.
         """
         field = self._halo
         quads, eights, unit = field.tile.units // QUAD, field.steps_of_eights, field.stage_pixels * CHUNK
-        to, from_ = pointer(*stage, 0), pointer(*raw, 0)
+        to, from_, warps = pointer(*stage, 0), pointer(*raw, 0), field.tile.rearrangers
         if field.form == "images":
             pixels = field.raw_rows * field.raw_cols
-            call(f"rearrange_images<{quads}, {field.phases}, {eights}>", to, from_, pointer(places, 0), unit, pixels)
+            call(f"rearrange_images<{warps}, {quads}, {field.phases}, {eights}>", to, from_, pointer(places, 0), unit, warp, pixels)
             return
         which = self.place(output_tile)[1] % len(field.leads) * (eights * EIGHT) if len(field.leads) > 1 else 0
-        call(f"rearrange_lines<{quads}, {eights}>", to, from_, pointer(places, which), unit)
+        call(f"rearrange_lines<{warps}, {quads}, {eights}>", to, from_, pointer(places, which), unit, warp)

@@ -158,20 +158,21 @@ __device__ __forceinline__ void warp_barrier() { __syncwarp(); }
 template <int blocks>
 __device__ __forceinline__ void share_multiprocessor() {}
 
-// Rearranges a step with channels first, by one warp. Eight pixels of eight channels are a matrix, which is transposed on its way
-// through registers (`ldmatrix`, `stmatrix`), four at once; a warp takes eight such fours at a time, of 32 channels each.
+// Rearranges a step with channels first, or this warp's part of it where several `warps` do. Eight pixels of eight channels are a matrix,
+// which is transposed on its way through registers (`ldmatrix`, `stmatrix`), four at once; a warp takes eight such fours at a time, of 32
+// channels each.
 //
 // stage: 16 bytes of every pixel side by side, those of the next channels `unit` bytes behind them.
 // raw: lines of 64 pixels of each channel. quads: runs of 32 channels. count: eights of pixels.
 // places: for each pixel where its eight lies in the raw boxes, and where it goes in the stage; see `RawBoxes.table`.
-template <int quads, int count>
-__device__ __forceinline__ void rearrange_lines(void* stage, const void* raw, const int* places, int unit) {
+template <int warps, int quads, int count>
+__device__ __forceinline__ void rearrange_lines(void* stage, const void* raw, const int* places, int unit, int warp) {
   const int lane = threadIdx.x % 32;  // reads the line of this channel; eight lanes for each matrix
   char* const to = static_cast<char*>(stage) + lane / 8 * unit;
   const char* const from = static_cast<const char*>(raw) + lane * 128;
   constexpr int many = 8 / quads;
 #pragma unroll 1
-  for (int first = 0; first < count; first += many) {
+  for (int first = warp * many; first < count; first += warps * many) {
     int place[many];
     Matrices matrices[8];
     for (int i = 0; i < many; ++i) place[i] = places[(first + i) * 8 + lane % 8];
@@ -182,8 +183,8 @@ __device__ __forceinline__ void rearrange_lines(void* stage, const void* raw, co
 // The same from whole images of `pixels` in each channel, without gaps between channels. The channels of a matrix are `phases` apart, so
 // that their eights are aligned alike; the first matrix has channel 0, the second one channel 1, and so on. Each phase has a table of `count`
 // eights.
-template <int quads, int phases, int count>
-__device__ __forceinline__ void rearrange_images(void* stage, const void* raw, const int* places, int unit, int pixels) {
+template <int warps, int quads, int phases, int count>
+__device__ __forceinline__ void rearrange_images(void* stage, const void* raw, const int* places, int unit, int warp, int pixels) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int quad = 0; quad < quads; ++quad) {
@@ -192,7 +193,7 @@ __device__ __forceinline__ void rearrange_images(void* stage, const void* raw, c
     const char* const from = static_cast<const char*>(raw) + (channel * pixels - phase * pixels % 8) * 2;
     const int* const table = places + phase * count * 8 + lane % 8;
 #pragma unroll 1
-    for (int first = 0; first < count; first += 8) {
+    for (int first = warp * 8; first < count; first += warps * 8) {
       int place[8];
       Matrices matrices[8];
       for (int i = 0; i < 8; ++i) place[i] = table[(first + i) * 8];

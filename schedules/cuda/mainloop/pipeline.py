@@ -15,13 +15,13 @@ class Pipeline:
         shape: (stages, elements of a stage).
         warps: consumer warps of a block.
         blocks: blocks of a cluster whose producers each fill a part of every block's stages; 1 without sharing.
-        stored: whether a warp fills a stage by stores; else copies fill it, whose bytes full barriers count.
+        producers: warps that fill a stage by stores; 0 where copies fill it, whose bytes full barriers count.
     """
 
     def __init__(
-        self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, warps: int, blocks: int, *, stored: bool = False
+        self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, warps: int, blocks: int, producers: int = 0
     ) -> None:  # fmt: skip
-        self.stages, self._consumers, self._blocks, self._stored = shape[0], warps * blocks, blocks, stored
+        self.stages, self._consumers, self._blocks, self._producers = shape[0], warps * blocks, blocks, producers
         self.data = arena.take(name, shape, dtype)
         self._full = arena.take(f"{name}_full", (self.stages,), PHASES)
         self._empty = arena.take(f"{name}_empty", (self.stages,), PHASES)
@@ -29,7 +29,7 @@ class Pipeline:
     def start(self) -> None:
         """One thread initialises the barriers."""
         with T.unroll(self.stages) as i:
-            call("init_empty_barrier<1>" if self._stored else "init_full_barrier", pointer(self._full, i))
+            call(f"init_empty_barrier<{self._producers}>" if self._producers else "init_full_barrier", pointer(self._full, i))
             call(f"init_empty_barrier<{self._consumers}>", pointer(self._empty, i))
 
     def full_barrier(self, step: Expr) -> Expr:
@@ -41,14 +41,14 @@ class Pipeline:
         call("wait_empty_barrier", pointer(self._empty, step % self.stages), (step // self.stages + 1) % 2)
 
     def producer_commit(self, step: Expr) -> None:
-        """The warp whose stores have filled a step arrives at the stage's full barrier."""
+        """A warp whose stores have filled its part of a step arrives at the stage's full barrier."""
         call("fence_stores")
         call("warp_barrier")
         call("arrive_empty_barrier<1>", self.full_barrier(step))
 
     def consumer_wait(self, step: Expr) -> None:
         """A consumer waits at the full barrier of the step's stage."""
-        wait = "wait_empty_barrier" if self._stored else "wait_full_barrier"  # which differ in what they count
+        wait = "wait_empty_barrier" if self._producers else "wait_full_barrier"  # which differ in what they count
         call(wait, self.full_barrier(step), step // self.stages % 2)
 
     def consumer_release(self, step: Expr) -> None:

@@ -8,6 +8,7 @@ from im2win.schedules.cuda.tiles.persistent import KIB, LANES
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 
 OPERANDS = 48  # registers of a thread for addresses and for outputs in the epilogue
+ADDRESSES = 40  # those for addresses alone, where the epilogue begins by adding several accumulators to one
 BESIDE = 26  # least registers of a thread at the start beside the accumulators of one `wgmma`: with fewer the assembler refuses it
 LEFT = 24  # registers of a producer thread
 LEFT_REARRANGING = 72  # the same where producer warps rearrange windows
@@ -40,7 +41,7 @@ def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
 
 def needed(field: StagedHaloTile) -> tuple[int, int]:
     """Registers that a consumer thread needs: (for all its accumulators, for the accumulators of one `wgmma` when its block begins)."""
-    return field.sum_registers + OPERANDS, field.columns // 2 + BESIDE
+    return field.sum_registers + (OPERANDS if field.sums == 1 else ADDRESSES), field.columns // 2 + BESIDE
 
 
 def enough(field: StagedHaloTile, gpu: Gpu, blocks: int) -> bool:

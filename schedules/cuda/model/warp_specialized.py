@@ -54,7 +54,7 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     buffers = ((steps, raw or field.window_buffer), (copies, field.filter_buffer))  # one stage of each is still being read
     loads = [COPY_LATENCY + resident * stage * conv.itemsize / CYCLE_BYTES for _, (_, stage) in buffers]
     loaded = max(number / (stages - 1) * one for (number, (stages, _)), one in zip(buffers, loads, strict=True))
-    outputs = field.sum_registers / field.phases
+    outputs = field.sum_registers / field.sums
     stores = outputs / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks * (PLANES if conv.layout == "NCHW" else 1)
     stores += (field.sum_registers - outputs) * SHIFT_CYCLES * tile.groups
     if tile.sum_blocks > 1:
@@ -62,8 +62,8 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
     moved = 0.0
     if isinstance(field, RearrangedHaloTile):
-        batches = field.steps_of_eights * (tile.units // QUAD) // TOGETHER
-        moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) / REARRANGERS
+        batches = field.steps_of_eights * (tile.units // QUAD) // (TOGETHER * tile.rearrangers)
+        moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) * tile.rearrangers / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
     apart = REARRANGED if tile.rearranged else 1.0
     if tile.cluster // tile.sum_blocks == 4:

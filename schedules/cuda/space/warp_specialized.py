@@ -11,8 +11,8 @@ from dataclasses import replace
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
 from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_lines, unsupported_reason, violations
+from im2win.schedules.cuda.mainloop.registers import ADDRESSES, enough
 from im2win.schedules.cuda.mainloop.registers import MOST as MOST_REGISTERS
-from im2win.schedules.cuda.mainloop.registers import OPERANDS, enough
 from im2win.schedules.cuda.model.warp_specialized import estimate
 from im2win.schedules.cuda.tiles.fields import field_of, halo_tile
 from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, MAX_BOX, M
@@ -111,7 +111,7 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
     block_m, groups, pingpong, columns = shape
     blocks = -(-conv.out_channels // block_m)
     if boxes == "lines":  # accumulators for each phase
-        columns = min(columns, 2 * (MOST_REGISTERS - OPERANDS) // (channel_phases(conv) * block_m // (M * groups)) // EIGHT * EIGHT)
+        columns = min(columns, 2 * (MOST_REGISTERS - ADDRESSES) // (channel_phases(conv) * block_m // (M * groups)) // EIGHT * EIGHT)
     taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes != "taps" else [1]
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)

@@ -31,8 +31,8 @@ class StagedHaloTile(HaloTile):
         return None if shared else f"`cluster` (={self.tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels"
 
     @property
-    def phases(self) -> int:
-        """Sums of which the columns of a product are each a part; see `PixelLines`."""
+    def sums(self) -> int:
+        """Accumulators of an output, which the epilogue adds; see `PixelLines`."""
         return 1
 
     def _shared_zeros(self, axis: int) -> int:

@@ -30,6 +30,11 @@ class PixelLines(StagedHaloTile):
         """Least number of channels that together are a multiple of 16 bytes."""
         return channel_phases(self.conv)
 
+    @property
+    def sums(self) -> int:
+        """Accumulators of an output, one for every phase."""
+        return self.phases
+
     @derived
     def leads(self) -> list[int]:
         """Pixels of a line before the first of the tile, for every phase."""

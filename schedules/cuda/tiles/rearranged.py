@@ -118,8 +118,9 @@ class RearrangedHaloTile(StagedHaloTile):
 
     @derived
     def steps_of_eights(self) -> int:
-        """Eights of one table, padded to as many as a warp takes at a time."""
-        return -(-math.prod(self.eights) // self.together) * self.together
+        """Eights of one table, padded to as many as the warps of a step take at a time."""
+        at_a_time = self.tile.rearrangers * self.together
+        return -(-math.prod(self.eights) // at_a_time) * at_a_time
 
     @derived
     def places(self) -> int:

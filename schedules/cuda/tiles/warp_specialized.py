@@ -93,6 +93,15 @@ class WarpSpecializedTile(PersistentTile):
         """Whether producer warps rearrange windows, with channels first."""
         return self.tma_boxes == "rearranged"
 
+    @derived
+    def rearrangers(self) -> int:
+        """Warps that rearrange a step together, where `rearranged`: all of them, or one where they take steps in turn.
+
+        In turn each has stages of its own, since a thread that does not see every phase of a barrier cannot tell them apart; with one stage
+        each, neither could rearrange while consumers multiply.
+        """
+        return 1 if self.stages % REARRANGERS == 0 and self.stages > REARRANGERS else REARRANGERS
+
     @property
     def slab_counts(self) -> tuple[int, ...]:  # type: ignore[override]
         """Values of `slabs` that the loader has."""

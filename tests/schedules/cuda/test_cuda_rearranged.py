@@ -79,7 +79,7 @@ def test_random_problems() -> None:
         out = flat(conv).output_size
         one = rearranged(
             64 * draw.randint(1, 2), draw.randint(1, 3), *(draw.choice([size, size, draw.randint(1, size)]) for size in out),
-            slabs=draw.randint(1, 2), stages=draw.choice([2, 4]), taps=draw.choice([1, kernel, kernel * kernel]), groups=draw.randint(1, 2),
+            slabs=draw.randint(1, 2), stages=draw.randint(2, 4), taps=draw.choice([1, kernel, kernel * kernel]), groups=draw.randint(1, 2),
             pingpong=draw.randint(1, 2), cluster=draw.choice([1, 1, 2]), shared=draw.choice(["filters", "accumulators"]),
         )  # fmt: skip
         if violations(conv, one, SMALL):
