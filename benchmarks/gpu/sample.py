@@ -33,7 +33,7 @@ from im2win.tuner.runners.cuda import device_tensors, reference
 
 KEYS = (
     "n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k128x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2", "n2-c24x13x16-k24x3x3-p1-g24",
-    "n2-c64x13x16-k64x3x3-p1-g8",
+    "n2-c64x13x16-k64x3x3-p1-g8", "n2-c64x14x14-k64x1x1",
 )  # fmt: skip
 ACCURACY: Accuracy = "winograd"  # all there are
 CHANGES: dict[str, dict[str, Any]] = {
@@ -41,6 +41,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "in clusters with their filters": {"cluster": 2, "shared": "filters"},
     "in clusters with their sums": {"cluster": 2, "shared": "accumulators", "pingpong": 1},
     "with boxes of single taps": {"tma_boxes": "taps", "taps": 1},
+    "with lines of pixels": {"tma_boxes": "lines", "taps": 1, "slabs": 2},
 }
 LADDER, SLIDING = "n2-c5x13x14-k70x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
 
