@@ -29,7 +29,7 @@ def search(layer: TunedLayer) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(5.6, 3.1), layout="constrained")
+    figure = Figure(figsize=(4.9, 3.1), layout="constrained")
     axes: Any = figure.subplots()
     times = [trial.seconds for trial in layer.trials if trial.seconds is not None]
     final = layer.best[0].seconds or min(times)
@@ -53,7 +53,7 @@ def search(layer: TunedLayer) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(color="#e4e4e4", linewidth=0.6)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5, handlelength=1.3, columnspacing=1.2)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9, handlelength=1.3, columnspacing=1.2)
     return figure
 
 

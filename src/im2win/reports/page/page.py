@@ -82,7 +82,7 @@ def render(sources: Sources, step: Callable[[int, int], Any] = lambda done, tota
 def _counts(sources: Sources) -> str:
     layers, records = len(sources.tuned), sum(map(len, sources.tuned.values()))
     found = [counted(len(sources.devices), "device"), counted(len(sources.results) + len(sources.memory), "result file")]
-    return ", ".join([*found, f"{counted(layers, 'tuned layer')} with {counted(records, 'record')}"])
+    return ", ".join([*found, *([f"{counted(layers, 'tuned layer')} with {counted(records, 'record')}"] if layers else [])])
 
 
 def _device(sources: Sources, place: int, name: str, made: Callable[[Any], Any], drawn: set[Any]) -> DevicePart:

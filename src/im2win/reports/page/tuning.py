@@ -112,14 +112,14 @@ def _tile(record: Record) -> str:
 
 
 def _table(layer: TunedLayer) -> Table:
-    columns = ["algorithm", "tile", "µs", "GFLOPS", "candidates", "workspace", "error", "allowed"]
+    columns = ["algorithm", "µs", "GFLOPS", "candidates", "workspace", "error", "allowed", "tile"]
     rows = []
     for one in layer.best:
         error, allowed = ("–" if value is None else f"{value:.1e}" for value in (one.error, one.tolerance))  # noqa: RUF001
         rate = gflops(layer.conv.flops, one.seconds)
-        head = [shown(one.method), _tile(one), microseconds(one.seconds), rate, str(layer.candidates[one.method])]
-        rows.append([*head, bytes_text(one.extra_bytes), error, allowed])
-    return Table(columns, rows, words=2)
+        head = [shown(one.method), microseconds(one.seconds), rate, str(layer.candidates[one.method])]
+        rows.append([*head, bytes_text(one.extra_bytes), error, allowed, _tile(one)])
+    return Table(columns, rows)
 
 
 def failures_by_kind(layers: Sequence[TunedLayer]) -> list[tuple[str, int]]:
