@@ -64,7 +64,7 @@ def package(tree: Path) -> dict[str, bytes]:
 def test_wheels_are_complete(tree: Path, built: Path) -> None:
     expected = package(tree)
     suffixes = {name.rpartition(".")[2] for name in expected}
-    assert {"py", "typed", "jsonl", "json", "hpp", "cpp", "c", "h"} <= suffixes
+    assert {"py", "typed", "jsonl", "json", "hpp", "cpp", "c", "h", "html", "css"} <= suffixes
     (of_sdist,), (direct,) = built.glob("im2win-*-none-any.whl"), (built / "direct").glob("*.whl")
     for wheel in (of_sdist, direct):
         with zipfile.ZipFile(wheel) as opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import random
@@ -60,7 +61,7 @@ BROKEN = {
     b'{"schema": 1, "conv"': "must be JSON",
     b"\xff\xfe": "'utf-8' codec can't decode",
     b"null": "must be a JSON object",
-    ok().to_line().replace('"schema": 4', '"schema": 5').encode(): "`schema` (=5) must be 4",
+    ok().to_line().replace('"schema": 5', '"schema": 6').encode(): "`schema` (=6) must be 5",
     ok().to_line().replace("[0.001]", "[NaN]").encode(): "`samples_s` (=(nan,)) must be a list of finite seconds",
     ok().to_line().replace("[0.001]", "[]").encode(): "`samples_s` (=()) must be a list of at least one time",
     ok(device="elsewhere").to_line().encode(): f"`device` (='elsewhere') must be '{DEVICE}', as the path of its file says",
@@ -80,6 +81,33 @@ def test_a_broken_line_costs_that_line_only(log: Log, line: bytes, reason: str) 
         (problem,) = log.problems
         assert (problem.path, problem.line_number) == (path, 2)
         assert reason in problem.reason
+
+
+def test_an_edited_time_is_never_the_best(log: Log) -> None:
+    """The record that claims a picosecond, and the one that claims what could be true, are lines that cannot be read."""
+    fill(log, ok(3e-3), ok(2e-3, trial=1), ok(4e-3, trial=2))
+    path = log.path(CONV, DEVICE)
+    path.write_text(path.read_text().replace("[0.002]", "[1e-12]").replace("[0.004]", "[0.001]"))
+    assert log.read(CONV, DEVICE) == [ok(3e-3)]
+    picosecond, millisecond = (problem.reason for problem in log.problems)
+    assert "`samples_s` (=(1e-12,)) must be" in picosecond and "the checksum of the line: something changed it" in millisecond
+    assert log.prune().broken == 2 and log.read(CONV, DEVICE) == [ok(3e-3)] and path.read_text() == ok(3e-3).to_line() + "\n"
+
+
+def test_lines_of_before_checksums_are_read_and_written_with_one(log: Log) -> None:
+    path = log.path(CONV, DEVICE)
+    path.parent.mkdir(parents=True)
+    for trial in range(2):
+        values = {name: value for name, value in json.loads(ok(trial=trial).to_line()).items() if name != "checksum"}
+        with path.open("a") as file:
+            file.write(json.dumps({**values, "schema": 4}) + "\n")
+    before = path.read_bytes()
+    assert log.read(CONV, DEVICE) == [ok(), ok(trial=1)] and not log.problems and path.read_bytes() == before
+    log.append(ok(trial=2))
+    assert path.read_bytes().startswith(before) and log.read(CONV, DEVICE) == [ok(), ok(trial=1), ok(trial=2)]
+    assert merge([log], Log(log.folder.parent / "into")).added == 3
+    lines = (log.folder.parent / "into" / DEVICE / path.name).read_text().splitlines()
+    assert all("checksum" in json.loads(line) for line in lines)
 
 
 def test_a_truncated_last_line_does_not_swallow_the_next(log: Log) -> None:

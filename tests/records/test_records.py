@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from im2win.records.checksum import checksum
 from im2win.records.record import OUTCOMES, Record, RecordError, utc_now
 from im2win.spec.conv2d import Conv2d
 
 GOOD: dict[str, Any] = {
-    "schema": 4,
+    "schema": 5,
     "conv": "n1-c64x56x56-k64x3x3-p1",
     "algorithm": "im2win",
     "schedule": "stored",
@@ -51,14 +52,15 @@ def failed(**changes: Any) -> Record:
 
 
 def line(**changes: Any) -> str:
-    return json.dumps({**GOOD, **changes})
+    values = {**GOOD, **changes}
+    return json.dumps({**values, "checksum": checksum(values)})
 
 
 def test_a_line_is_one_readable_line_with_the_fields_in_order() -> None:
     text = good(message="two\nlines, \u2028 and ü").to_line()
     assert text.isascii() and len(text.splitlines()) == 1
-    assert list(json.loads(text)) == list(GOOD) == [field.name for field in dataclasses.fields(Record)]
-    assert text.startswith('{"schema": 4, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
+    assert list(json.loads(text)) == [*GOOD, "checksum"] == [*(field.name for field in dataclasses.fields(Record)), "checksum"]
+    assert text.startswith('{"schema": 5, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
 
 
 UNKNOWN = {"error": None, "tolerance": None, "extra_bytes": None}
@@ -94,7 +96,7 @@ def test_memory_has_a_price() -> None:
 def test_defaults_are_those_of_a_candidate_that_was_not_timed() -> None:
     needed = ("conv", "algorithm", "schedule", "tile", "device", "threads", "target", "tvm", "im2win", "fingerprint", "seed", "trial")
     record = Record(outcome="illegal", **{name: GOOD[name] for name in needed})
-    assert (record.schema, record.message, record.samples_s) == (4, "", ())
+    assert (record.schema, record.message, record.samples_s) == (5, "", ())
     assert record.error is record.tolerance is record.extra_bytes is None
     assert record.date <= utc_now()
 
@@ -121,7 +123,7 @@ def test_an_error_that_is_no_number_never_passes_for_ok(error: float) -> None:
 
 
 RULES = {
-    "schema": ([5, 0, "4", True, None, 4.0], "4, the only schema this version reads"),
+    "schema": ([6, 0, "5", True, None, 5.5], "5, the only schema this version reads"),
     "conv": ([3, None], "a string, the key of a Conv2d"),
     "algorithm": (["", 1, None], "a string that is not empty"),
     "schedule": (["", 1, None], "a string that is not empty"),
@@ -129,8 +131,11 @@ RULES = {
     "outcome": (["fine", "OK", None, 1, []], "one of ok, wrong, build_error, crashed, timeout, illegal"),
     "message": ([None, 1], "a string"),
     "samples_s": (
-        [[float("nan")], [float("inf")], [-1e-3], [0.0], [1e-3, "x"], [True], [None], None, "0.1", 0.1, {"0.1": 1}, [10**400]],
-        "a list of finite seconds above 0",
+        [
+            [float("nan")], [float("inf")], [-1e-3], [0.0], [1e-12], [1e-3, 9e-10], [1e-3, "x"], [True], [None], None, "0.1", 0.1,
+            {"0.1": 1}, [10**400],
+        ],
+        "a list of finite seconds of at least 1e-09",
     ),
     "error": ([float("nan"), float("inf"), -1e-9, "0", True, 10**400], "a finite number of at least 0, or null"),
     "tolerance": ([float("nan"), -1.0, "0"], "a finite number of at least 0, or null"),
@@ -193,8 +198,8 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 def test_another_schema_is_named_before_its_other_fields() -> None:
-    with pytest.raises(RecordError, match=r"`schema` \(=5\) must be 4, the only schema this version reads"):
-        Record.from_line('{"schema": 5, "layer": "conv1"}')
+    with pytest.raises(RecordError, match=r"`schema` \(=6\) must be 5, the only schema this version reads"):
+        Record.from_line('{"schema": 6, "layer": "conv1"}')
 
 
 @pytest.mark.parametrize("text", ["", "{", line()[:-9], line() + line(), "nonsense", "[" * 100_000, "1" * 5000, "\x00"])
@@ -241,6 +246,55 @@ def test_a_record_of_the_third_schema_is_read() -> None:
         good(rivals=3)
 
 
+def test_a_record_of_the_fourth_schema_is_read_without_a_checksum() -> None:
+    assert Record.from_line(json.dumps({**GOOD, "schema": 4})) == good()
+    with pytest.raises(RecordError, match=r"`checksum` \(='0'\) must be one of schema"):
+        Record.from_line(json.dumps({**GOOD, "schema": 4, "checksum": "0"}))
+
+
+# --- checksums -----------------------------------------------------------------------------------------------------
+
+
+EDITS: dict[str, Any] = {
+    "conv": "n2-c64x56x56-k64x3x3-p1", "algorithm": "mec", "schedule": "tiled", "tile": {"rows": 8}, "samples_s": [1e-6], "error": 0.0,
+    "tolerance": 1.0, "extra_bytes": 0, "device": "elsewhere", "threads": 3, "target": "cuda", "tvm": "0.28.0", "im2win": "0.2.0",
+    "fingerprint": "0", "generator": "", "rivals": "float32:88bb02:default", "seed": 1, "trial": 8, "date": "2026-02-01T12:00:00+00:00",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_line_whose_field_was_edited_is_refused(name: str) -> None:
+    text = json.dumps({**json.loads(good().to_line()), name: EDITS[name]})
+    with pytest.raises(RecordError, match=r"^`checksum` \(='[0-9a-f]{16}'\) must be '[0-9a-f]{16}', the checksum of the line: something"):
+        Record.from_line(text)
+
+
+def test_a_line_without_its_checksum_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"^`checksum` is missing; it must be '[0-9a-f]{16}', the checksum of the line: something"):
+        Record.from_line(json.dumps(GOOD))
+    for wrong in (None, 3, "", [], {"a": 1}, "0" * 16):
+        with pytest.raises(RecordError, match="`checksum` "):
+            Record.from_line(json.dumps({**GOOD, "checksum": wrong}))
+
+
+def test_order_and_spaces_do_not_count() -> None:
+    values = json.loads(good().to_line())
+    assert Record.from_line(json.dumps(dict(reversed(values.items())), indent=2)) == good()
+    assert len(checksum(GOOD)) == 16 == len(values["checksum"]) and checksum(values) == checksum(GOOD)
+
+
+def test_a_rule_is_named_before_the_checksum() -> None:
+    with pytest.raises(RecordError, match=r"`samples_s` \(=\(1e-12,\)\) must be a list of finite seconds of at least 1e-09"):
+        Record.from_line(good().to_line().replace("[0.002, 0.001, 0.004]", "[1e-12]"))
+
+
+@pytest.mark.parametrize("depth", [100, 900, 2000])
+def test_deep_values_are_refused(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    with pytest.raises(RecordError):
+        Record.from_line(good().to_line().replace('"rows": 4', f'"rows": {nested}'))
+
+
 WORDS = st.text(min_size=1, max_size=20)
 INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)
 MEASURES = st.none() | st.floats(0, allow_nan=False, allow_infinity=False)
@@ -265,7 +319,7 @@ def records(draw: st.DrawFn) -> Record:
     error, tolerance = draw(MEASURES), draw(MEASURES)
     if outcome == "ok" and error is not None and tolerance is not None:
         error, tolerance = sorted((error, tolerance))
-    seconds = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)
+    seconds = st.floats(1e-9, allow_nan=False, allow_infinity=False)
     return Record(
         conv=str(draw(LAYERS)),
         algorithm=draw(WORDS),

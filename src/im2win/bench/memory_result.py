@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from im2win.bench.results import SCHEMA, ResultError, read_values
+from im2win.bench.results import SCHEMA, ResultError, check_types, read_values
 from im2win.common.files import replace_json
 
 PREFIX = "memory-"  # prefix of the names of its files
@@ -65,13 +65,15 @@ class MemoryResult:
         """Reads a file of `save`, of this schema or an older one.
 
         Raises:
-            ResultError: no such file, not JSON, another schema, or missing or unknown fields.
+            ResultError: no such file, not JSON, another schema, or missing or unknown fields, or a field of another type.
         """
         values = read_values(path)
         try:
-            return cls(**{**values, "layers": [LayerMemory(**row) for row in values["layers"]]})
+            found = cls(**{**values, "layers": [LayerMemory(**row) for row in values["layers"]]})
         except (TypeError, KeyError) as error:
             raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} ({error}).") from error
+        check_types(path, found)
+        return found
 
 
 def check_path(path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from im2win.common.field_types import check_fields
 from im2win.common.files import replace_json
 from im2win.common.json_text import parsed
 from im2win.spec import padding
@@ -134,14 +135,16 @@ class Result:
         """Reads a file of `save`, of this schema or an older one.
 
         Raises:
-            ResultError: no such file, not JSON, another schema, or missing or unknown fields.
+            ResultError: no such file, not JSON, another schema, missing or unknown fields, or a field of another type.
         """
         values = read_values(path)
         try:
-            rows = [_row(row) for row in values.pop("layers")]
-            return cls(**values, layers=rows)
+            rows = [_row(row) for row in _listed(values.pop("layers"))]
+            found = cls(**values, layers=rows)
         except (TypeError, KeyError, AttributeError) as error:
             raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} ({error}).") from error
+        check_types(path, found)
+        return found
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -159,6 +162,20 @@ def read_values(path: Path) -> dict[str, Any]:
     if values["schema"] == SCHEMA and "digests" not in values:
         raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} (no 'digests').")
     return {**values, "schema": SCHEMA}
+
+
+def check_types(path: Path, found: Any) -> None:
+    """Raises ResultError, which names the file, unless all fields of what was read from it have their types."""
+    try:
+        check_fields(found)
+    except (ValueError, OverflowError) as error:
+        raise ResultError(f"{path}: {error}") from error
+
+
+def _listed(rows: Any) -> list[Any]:
+    if not isinstance(rows, list):
+        raise TypeError("'layers' is not a list")
+    return rows
 
 
 def _row(values: dict[str, Any]) -> Row:

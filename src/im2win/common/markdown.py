@@ -1,8 +1,22 @@
-"""Markdown tables and the format of their numbers."""
+"""Tables, their form in Markdown, and the format of their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first `words` columns are text and the others numbers. Cells may hold `code` and **bold** as Markdown has them."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        return table(self.columns, self.rows, self.words)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""The tuning record of one candidate: a frozen value that is stored as one readable line of JSON."""
+"""The tuning record of one candidate: a frozen value that is stored as one readable line of JSON, with a checksum."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import Any
 
+from im2win.records.checksum import FIELD, checksum
 from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 
-SCHEMA = 4
+SCHEMA = 5
 NO_KERNEL = "none"  # the fingerprint of a candidate that was not compiled
 OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal")
 
 TileValue = int | str | bool
 
 _LARGEST = 2**63 - 1
+_LEAST_S = 1e-9  # no clock resolves less, and no call takes less: a smaller time was not measured
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DATE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)", re.ASCII)
 _show = reprlib.Repr()
@@ -89,7 +91,7 @@ def _is_tile(value: Any) -> bool:
 
 
 def _is_samples(value: Any) -> bool:
-    return isinstance(value, tuple) and all(type(v) is float and 0 < v < math.inf for v in value)
+    return isinstance(value, tuple) and all(type(v) is float and _LEAST_S <= v < math.inf for v in value)
 
 
 def _is_date(value: Any) -> bool:
@@ -112,7 +114,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tile": (_is_tile, "an object whose values are integers, strings or booleans"),
     "outcome": (lambda value: value in OUTCOMES, "one of " + ", ".join(OUTCOMES)),
     "message": (lambda value: isinstance(value, str), "a string"),
-    "samples_s": (_is_samples, "a list of finite seconds above 0"),
+    "samples_s": (_is_samples, f"a list of finite seconds of at least {_LEAST_S:g}"),
     "error": _MEASURE,
     "tolerance": _MEASURE,
     "extra_bytes": (lambda value: value is None or _is_integer(value, 0), "an integer of at least 0, or null"),
@@ -133,13 +135,16 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def converted(found: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record of an older schema in today's schema; `found` itself if it has no older schema.
 
-    Schema 3 had no `rivals`. Schema 2 also had other names for some fields of tiles. Schema 1 also had one name for algorithm and schedule,
-    no `generator`, and a digest of source text as `fingerprint`. Such a record states which tile was fast, but not of which kernel.
+    Schema 4 had no checksum. Schema 3 also had no `rivals`. Schema 2 also had other names for some fields of tiles. Schema 1 also had one
+    name for algorithm and schedule, no `generator`, and a digest of source text as `fingerprint`. Such a record states which tile was
+    fast, but not of which kernel.
     """
     schema = found.get("schema")
-    if type(schema) is not int or schema not in (1, 2, 3):
+    if type(schema) is not int or schema not in (1, 2, 3, 4):
         return found
-    values = {**found, "schema": SCHEMA, "rivals": ""}
+    values = {**found, "schema": SCHEMA}
+    if schema < 4:
+        values["rivals"] = ""
     if schema < 3 and "tile" in found:
         values["tile"] = methods.converted_tile(found["tile"])
     if schema == 1:
@@ -166,7 +171,7 @@ class Record:
         algorithm, schedule, tile: what was tried; the tile as ``Tile.as_dict()`` gives it.
         outcome: ok, wrong (failed its check), build_error, crashed, timeout or illegal.
         message: why it was not ok; empty otherwise.
-        samples_s: every time measured, in seconds, in order; at least one where ok, none otherwise.
+        samples_s: every time measured, in seconds, in order, each at least a nanosecond; at least one where ok, none otherwise.
         error, tolerance: greatest relative error against the float64 reference, and what was allowed; None if not checked.
         extra_bytes: memory beyond input, filter and output, in bytes; None if unknown.
         device: slug of the machine, the folder of its logs.
@@ -262,15 +267,17 @@ class Record:
         return parse_key(self.conv)
 
     def to_line(self) -> str:
-        """The record as one line of ASCII JSON without the newline, fields in the order above."""
-        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, allow_nan=False)
+        """The record as one line of ASCII JSON without the newline: fields in the order above, then their checksum."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return json.dumps({**values, FIELD: checksum(values)}, allow_nan=False)
 
     @classmethod
     def from_line(cls, text: str) -> Record:
-        """The inverse of `to_line`. A newline at the end is optional.
+        """The inverse of `to_line`. A newline at the end is optional. Lines of older schemas hold no checksum and are read without one.
 
         Raises:
-            RecordError: not JSON, not an object, another schema, or a field that is missing, unknown or not valid.
+            RecordError: not JSON, not an object, another schema, a field that is missing, unknown or not valid, or a checksum that is
+                missing or not that of the line.
         """
         try:
             found = json.loads(text)
@@ -278,7 +285,9 @@ class Record:
             raise RecordError(f"the line (={_show.repr(text)}) must be JSON: {error}.") from error
         if not isinstance(found, dict):
             raise RecordError(f"the line (={_show.repr(text)}) must be a JSON object.")
-        found = converted(found)
+        stated, today = found.get(FIELD), found.get("schema") == SCHEMA
+        expected = _expected(found) if today else None
+        found = converted({name: value for name, value in found.items() if name != FIELD} if today else found)
         if "schema" in found and not _RULES["schema"][0](found["schema"]):
             raise _fail("schema", found["schema"], _RULES["schema"][1])
         for name in _RULES:
@@ -287,4 +296,20 @@ class Record:
         for name, value in found.items():
             if name not in _RULES:
                 raise RecordError(f"`{_show.repr(name)[1:-1]}` (={_show.repr(value)}) must be one of {', '.join(_RULES)}.")
-        return cls(**found)
+        record = cls(**found)
+        if stated != expected:
+            rule = f"{expected!r}, the checksum of the line: something changed it after it was written"
+            raise RecordError(f"`{FIELD}` is missing; it must be {rule}.") if stated is None else _fail(FIELD, stated, rule)
+        return record
+
+
+def _expected(found: Mapping[str, Any]) -> str:
+    """The checksum of a line.
+
+    Raises:
+        RecordError: the line is nested too deeply.
+    """
+    try:
+        return checksum(found)
+    except ValueError as error:
+        raise RecordError(f"the line must be a record: {error}.") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.bench.results import Result, Row, geometric_mean
-from im2win.common import markdown
+from im2win.common.markdown import Table
 from im2win.schedules.studies import cuda_ladder
 from im2win.schedules.studies.cpu_ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
@@ -76,20 +76,30 @@ def losses(result: Result) -> list[tuple[str, float, float, float]]:
 
 
 def table(result: Result) -> str:
-    """Markdown: one line for each rung, on a GPU one line for Alg. 9 without each technique, and where and with what it was measured."""
+    """The tables and sentences of `tables` and `remarks` as Markdown."""
+    return "\n\n".join([*(one.markdown() for one in tables(result)), *remarks(result)])
+
+
+def tables(result: Result) -> list[Table]:
+    """One line for each rung; on a GPU another table with one line for Alg. 9 without each technique."""
     lines, rungs = [], rungs_of(result)
     for name, step, total, least, most in gains(result):
         rung = rungs.get(name)
         facts = [rung.title, rung.source] if rung else ["", ""]
         lines.append([f"`{name}`", *facts, f"{step:.2f}x", f"{total:.1f}x", f"{least:.1f}x to {most:.1f}x"])
     columns = ["rung", "what changes", "source", "over the rung before", "over the first", "by layer"]
-    parts = [markdown.table(columns, lines, words=3)]
+    found = [Table(columns, lines, words=3)]
     if left := losses(result):
         rows = [[f"`{name}`", cuda_ladder.WITHOUT[name].title, *_percent(numbers)] for name, *numbers in left]
-        parts.append(markdown.table(["rung", "Alg. 9", "speed left", "by layer"], rows, words=2))
-    if share := _over(result, (ALGORITHM_9, TRANSFORM)):
-        parts.append("The transform alone takes {} of Alg. 9's time ({}).".format(*_percent(share)))
-    return "\n\n".join([*parts, _caption(result)])
+        found.append(Table(["rung", "Alg. 9", "speed left", "by layer"], rows, words=2))
+    return found
+
+
+def remarks(result: Result) -> list[str]:
+    """The transform's share where it was timed, and where and with what the ladder was measured."""
+    share = _over(result, (ALGORITHM_9, TRANSFORM))
+    of_transform = ["The transform alone takes {} of Alg. 9's time ({}).".format(*_percent(share))] if share else []
+    return [*of_transform, _caption(result)]
 
 
 def _percent(numbers: Iterable[float]) -> list[str]:
@@ -106,11 +116,17 @@ def _caption(result: Result) -> str:
 
 
 def plot(result: Result, path: Path) -> Path:
-    """Draws GFLOPS over rungs: a thin line for each layer, a thick one for their geometric mean, the FMA peak dashed.
+    """Draws the ladder as a PNG and returns its path. Needs matplotlib (the `bench` extra)."""
+    figure = draw(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    return path
 
-    Returns the PNG's path.
 
-    Needs matplotlib (the `bench` extra).
+def draw(result: Result) -> Any:
+    """The figure: GFLOPS over rungs, a thin line for each layer, a thick one for their geometric mean, and the FMA peak dashed.
+
+    On a GPU it also has bars of what remains of Alg. 9's speed without each technique.
     """
     from matplotlib.figure import Figure
 
@@ -125,12 +141,12 @@ def plot(result: Result, path: Path) -> Path:
         one.spines[["top", "right"]].set_visible(False)
         one.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
         one.legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-    return path
+    return figure
 
 
 def _plot_rungs(result: Result, names: Sequence[str], axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     rungs = rungs_of(result)
     for row in result.layers:
         found = rates(row)
@@ -143,7 +159,9 @@ def _plot_rungs(result: Result, names: Sequence[str], axes: Any) -> None:
     peak, threads = result.ceilings["fma_gflops"], "" if on_gpu(result) else f", {result.threads} threads"
     axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", label=f"FMA peak{threads}: {peak:.0f}", zorder=1)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(names)), [f"{name}\n{rungs[name].source}" if name in rungs else name for name in names], fontsize=7)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1000 else f"{value:.0f}"))
+    sources = {name: rungs[name].source.rpartition("/")[2] for name in names if name in rungs}
+    axes.set_xticks(range(len(names)), [f"{name}\n{sources[name]}" if name in sources else name for name in names], fontsize=7)
     axes.set_ylabel("GFLOPS (higher is better)")
     batch = "" if result.batch is None else f", batch {result.batch}"
     axes.set_title(f"{result.suite}, {result.dtype}{batch}: {result.brand}", fontsize=10, loc="left")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from im2win.bench.memory_result import PREFIX, LayerMemory, MemoryResult
-from im2win.common import markdown
+from im2win.common.markdown import Table
 from im2win.spec.methods import shown
 
-_TITLES = {"torch_nchw": "PyTorch NCHW", "torch_nhwc": "PyTorch channels-last"}
+TITLES = {"torch_nchw": "PyTorch NCHW", "torch_nhwc": "PyTorch channels-last"}
 _MIB = 1 << 20
 _NONE = "–"  # noqa: RUF001
 
@@ -40,7 +40,12 @@ def _names(tables: Iterable[dict[str, int]]) -> list[str]:
 
 
 def tables(result: MemoryResult) -> str:
-    """Two tables, im2win's and the peers', one row for each layer, in MiB; and where, when and with what they were measured."""
+    """The tables of `layer_tables` and their caption as Markdown."""
+    return "\n\n".join([*(one.markdown() for one in layer_tables(result)), caption(result)])
+
+
+def layer_tables(result: MemoryResult) -> list[Table]:
+    """Two tables, im2win's and the peers', one row for each layer, in MiB."""
     rows = result.layers
     algorithms, peers = _names(row.formula_bytes for row in rows), _names(row.torch_bytes for row in rows)
     named = _names(row.cudnn_bytes for row in rows)
@@ -52,13 +57,13 @@ def tables(result: MemoryResult) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    top = markdown.table(["layer", "tensors", *map(shown, algorithms)], first)
-    titles = [_TITLES.get(name, name) for name in peers] + [f"cuDNN {name}" for name in named]
+    titles = [TITLES.get(name, name) for name in peers] + [f"cuDNN {name}" for name in named]
     columns = ["layer", "cuDNN's choice", "its workspace", *titles]
-    return f"{top}\n\n{markdown.table(columns, second, words=2)}\n\n{_caption(result)}"
+    return [Table(["layer", "tensors", *map(shown, algorithms)], first), Table(columns, second, words=2)]
 
 
-def _caption(result: MemoryResult) -> str:
+def caption(result: MemoryResult) -> str:
+    """Where, when and with what memory was measured, and by how much measured peaks exceed the formulas."""
     beyond = [row.measured_bytes[name] - row.formula_bytes[name] for row in result.layers for name in row.measured_bytes]
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
     shown = ", ".join(f"{name} {result.versions[name]}" for name in ("apache-tvm", "torch", "cuda") if name in result.versions)

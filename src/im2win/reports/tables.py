@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from im2win.bench.memory_result import PREFIX, MemoryResult
 from im2win.bench.results import WINOGRAD, Result, Row, arithmetic_roofs, mean_at_roof, roofline_fraction, summarise
-from im2win.common import markdown
-from im2win.common.markdown import ms, number
+from im2win.common.markdown import Table, ms, number
 from im2win.reports import ladder as ladder_report
 from im2win.reports import memory as memory_report
 from im2win.reports import papers as papers_report
@@ -28,30 +26,11 @@ from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
 from im2win.reports.memory import mebibytes
+from im2win.reports.subjects import COLOURS, TITLES, gathered, subjects
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
 from im2win.studies.entries import LADDER, WINOGRAD_TC, ZOO
 
-TITLES = {
-    "torch_nchw": "PyTorch NCHW",
-    "torch_nhwc": "PyTorch channels-last",
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-    "cudnn": "cuDNN by name",
-    "tvm": "TVM MetaSchedule",
-}
-# Okabe and Ito's colours, which colour-blind readers can distinguish; a subject has the same colour in every plot.
-_COLOURS = {
-    "ours": "#0072B2",
-    "untuned": "#56B4E9",
-    "torch_nchw": "#E69F00",
-    "torch_nhwc": "#D55E00",
-    "onnxruntime": "#009E73",
-    "openvino": "#F0E442",
-    "cudnn": "#009E73",
-    "tvm": "#CC79A7",
-}
-CUDNN = "cudnn_"  # cuDNN's algorithms called by name
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "openvino", "cuda", "cudnn")
 UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
 WORKSPACE, PEER_WORKSPACE = "ours: workspace MiB", "best peer's workspace MiB"
@@ -118,33 +97,13 @@ def fill(
     return _MARKER.sub(replaced, text)
 
 
-def _is_ladder(result: Result) -> bool:
+def is_ladder(result: Result) -> bool:
+    """Whether a result is that of an ablation ladder, whose subjects are rungs."""
     return result.suite.startswith(LADDER)
 
 
 def _table(result: Result) -> str:
-    return (ladder_report.table if _is_ladder(result) else layer_table)(result)
-
-
-def gathered(result: Result) -> Result:
-    """The result with cuDNN's algorithms merged into one subject, the best of them on every layer.
-
-    Failures of single algorithms are left out.
-    """
-
-    def row_of(row: Row) -> Row:
-        named = {name: time for name, time in row.peers.items() if name.startswith(CUDNN)}
-        if not named:
-            return row
-        peers = {name: time for name, time in row.peers.items() if name not in named}
-        failed = {name: why for name, why in row.peers_failed.items() if not name.startswith(CUDNN)}
-        best = "cudnn" if row.best_peer in named else row.best_peer
-        fastest = min(named, key=lambda name: named[name])
-        memory = {**row.peers_extra_bytes, "cudnn": row.peers_extra_bytes.get(fastest, 0)} if row.peers_extra_bytes else {}
-        times = {**peers, "cudnn": named[fastest]}
-        return replace(row, peers=times, peers_failed=failed, best_peer=best, peers_extra_bytes=memory)
-
-    return replace(result, layers=[row_of(row) for row in result.layers])
+    return (ladder_report.table if is_ladder(result) else layer_table)(result)
 
 
 def _roofs(result: Result) -> dict[str, float]:
@@ -160,14 +119,13 @@ def _machine(result: Result) -> str:
     return result.brand if _on_gpu(result) else f"{result.brand}, {result.threads} threads"
 
 
-def subjects(result: Result) -> list[str]:
-    """Peers in the result, in the order of `TITLES`, then by name."""
-    names = {name for row in result.layers for name in (*row.peers, *row.peers_failed)}
-    return [name for name in TITLES if name in names] + sorted(names - TITLES.keys())
-
-
 def layer_table(result: Result) -> str:
-    """One row for each layer with the best peer's time in bold, their sum and geometric mean, and the facts of the run."""
+    """The table of `layer_rows` and its caption as Markdown."""
+    return f"{layer_rows(result).markdown()}\n\n{caption(gathered(result))}"
+
+
+def layer_rows(result: Result) -> Table:
+    """One row for each layer with the best peer's time in bold, their sum and geometric mean."""
     result = gathered(result)
     names = subjects(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
@@ -179,7 +137,7 @@ def layer_table(result: Result) -> str:
     means = {UNTUNED: facts["untuned_geomean_ratio"]}
     blank = [""] * (3 + len(names))
     rows.append(["geometric mean", "", *blank, number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
-    return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
+    return Table([*columns, *optional], rows, words=2)
 
 
 def _optional(title: str, row: Row) -> str:
@@ -223,11 +181,16 @@ def caption(result: Result) -> str:
 
 
 def summary_table(results: Mapping[str, Result]) -> str:
+    """The table of `summary_rows` as Markdown."""
+    return summary_rows(results).markdown()
+
+
+def summary_rows(results: Mapping[str, Result]) -> Table:
     """One row for each result: geometric mean and smallest ratio, also of untuned kernels, and the sum over layers with their counts."""
     columns = ["suite", "batch", "device", "layers", "ratio, mean", "ratio, least", "untuned, mean", "ratio of sums"]
     rows = []
     for result in results.values():
-        if _is_ladder(result):
+        if is_ladder(result):
             continue
         facts = summarise(result)
         least = number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
@@ -235,7 +198,7 @@ def summary_table(results: Mapping[str, Result]) -> str:
         batch = "–" if result.batch is None else str(result.batch)  # noqa: RUF001
         mean = number(facts["geomean_ratio"], 2)
         rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), mean, least, untuned, sums])
-    return markdown.table(columns, rows)
+    return Table(columns, rows)
 
 
 def plot(result: Result, path: Path) -> Path:
@@ -257,7 +220,7 @@ def plot(result: Result, path: Path) -> Path:
         heights = [_rate(row, name) for row in result.layers]
         places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(heights))]
         label = {"ours": "im2win", "untuned": "im2win, untuned"}.get(name, TITLES.get(name, name))
-        axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS.get(name, "#999999"), zorder=2)
+        axes.bar(places, heights, width * 0.94, label=label, color=COLOURS.get(name, "#999999"), zorder=2)
     roofs, paper = _roofs(result), {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     for name, peak in roofs.items():
         axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
@@ -283,7 +246,7 @@ def plot_all(folder: Path) -> list[Path]:
     """Draws a PNG beside every result under `folder`, and a roofline for GPU results. Returns their paths."""
     paths = []
     for name, result in load_all(folder).items():
-        paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
+        paths.append((ladder_report.plot if is_ladder(result) else plot)(result, folder / f"{name}.png"))
         if _on_gpu(result):
             paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
     for study in studies.load_all(folder):

@@ -43,7 +43,8 @@ class Progress:
 
     Attributes:
         algorithm: of the last trial; "" in phases without one.
-        phase: "measuring" after a trial; else what has begun: "ranking 2 of 7 algorithms", "building 3 of 8", "measuring the best again".
+        phase: "measuring" after a trial; else what has begun: "ranking 2 of 7 algorithms", "building 3 of 8",
+            "measuring again what was disturbed", "measuring the best again".
     """
 
     conv: Conv2d

@@ -1,6 +1,7 @@
 """Runs a tuning session of a problem.
 
-Proposed candidates are built in parallel, measured one at a time (`tuner.measurement`) and recorded at once.
+Proposed candidates are built in parallel, measured one at a time (`tuner.measurement`) and recorded at once. What was measured while other
+work disturbed the machine is measured again (`tuner.baseline`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
 from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.baseline import Baseline, measure_batch
 from im2win.tuner.cost_model import Choice
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Pool
@@ -141,14 +143,14 @@ def tune(
         report(before("reading the records"))
         session = Session(conv, names, device, log, trials, seed, patience, accuracy, ranking)
         measurement = Measurement(session, pool)
+        baseline = Baseline(lambda choice: measurement.run([choice])[0])
         stack.callback(measurement.close)
         while batch := session.next_batch():
-            built = partial(_report_built, report, session, len(batch))
-            for choice, failed in measurement.each_built(batch, built):
-                give_up_s = HOPELESS * session.best[1] if session.best else math.inf
-                outcome = failed or measurement.run([choice], give_up_s=give_up_s)[0]
-                session.record(choice, outcome, measurement.kernels[choice.key])
-                report(session.progress(choice.algorithm))
+            measure_batch(
+                session, measurement, baseline, batch, HOPELESS, built=partial(_report_built, report, session, len(batch)),
+                tried=lambda choice: report(session.progress(choice.algorithm)),
+                disturbed=lambda: report(session.progress(phase="measuring again what was disturbed")),
+            )  # fmt: skip
         report(session.progress(phase="measuring the best again"))
         _finals(session, measurement)
     return _winner(session)
