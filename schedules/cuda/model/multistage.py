@@ -50,7 +50,8 @@ L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that strea
 LAUNCH_S = 2.2e-6  # seconds from the end of a kernel to the work of the next
 SECTOR = 32  # bytes that level-2 cache transfers at least
 WASTE_SHARE = 0.38  # share that is not hidden, of sectors of which few bytes are used
-GATHERED = 1.6  # factor on the time of kernels that copy two-byte elements tap by tap, channels first
+GATHERED = 1.6  # factor on the time of kernels that copy two-byte elements tap by tap, channels first, of at least `FEW` channels of a group
+FEW = 8
 CACHE_SHARE = 0.1  # share of a block's copies that misses level-1 cache or does not overlap
 
 
@@ -271,7 +272,8 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -
     sectors = whole.output_bytes * (2.0 if work.run * whole.out_itemsize < 8 else 1.2)
     waste = _pixel_waste(conv) if tile.halo else _sector_waste(conv, tile.order, plan)
     passed = CACHE_SHARE * (work.filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
-    apart = GATHERED if not tile.halo and conv.layout == "NCHW" and conv.itemsize == 2 else 1.0
+    gathered = not tile.halo and conv.layout == "NCHW" and conv.itemsize == 2 and conv.in_channels >= FEW * conv.groups
+    apart = GATHERED if gathered else 1.0
     return Estimate(
         compute=apart * (rounds * block + alone) / gpu.clock_hz,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
