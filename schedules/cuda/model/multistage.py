@@ -50,8 +50,8 @@ L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that strea
 LAUNCH_S = 2.2e-6  # seconds from the end of a kernel to the work of the next
 SECTOR = 32  # bytes that level-2 cache transfers at least
 WASTE_SHARE = 0.38  # share that is not hidden, of sectors of which few bytes are used
-GATHERED = 1.6  # factor on the time of kernels that copy two-byte elements tap by tap, channels first, of at least `FEW` channels of a group
-FEW = 8
+GATHERED = 1.6  # factor on the time of kernels that copy two-byte elements tap by tap, channels first
+FEW = 8  # least channels of a group for which it holds
 CACHE_SHARE = 0.1  # share of a block's copies that misses level-1 cache or does not overlap
 
 
