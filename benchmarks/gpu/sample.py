@@ -84,7 +84,7 @@ def bound(conv: Conv2d, recipe: cuda_builds.Recipe, backend: Backend) -> float:
     if not isinstance(recipe, cuda_builds.TileRecipe) or recipe.tile is None:
         return 1e-5
     accuracy = backend.accuracy(recipe.tile)
-    return tolerance(conv, accuracy) if accuracy == "winograd" else 2e-3
+    return max(tolerance(conv, accuracy), 0.0 if accuracy == "winograd" else 2e-3)
 
 
 def main() -> None:
