@@ -33,11 +33,10 @@ STALE = {
     "results/intel-xeon-emeraldrapids-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
     "results/intel-xeon-emeraldrapids-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
     "results/intel-xeon-emeraldrapids-2t/resnet50-float32-b1.json": "other kernels and choice and runtime",
-    f"{H200}/grouped-float16-b32.json": "other kernels and choice",
-    f"{H200}/ladder-papers12-float32-b128.json": "other kernels and choice",
+    f"{H200}/ladder-papers12-float32-b128.json": "other choice",
     f"{H200}/memory-papers12-b128.json": "other kernels and choice",
+    f"{H200}/papers12-float16-b128.json": "other choice",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
-    f"{H200}/winograd64-winograd-float16-b1.json": "other kernels and choice",
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice and models",
     "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice and models",
     "studies/amd-epyc-znver3-2t/untuned-drawn-cpu-3.json": "other kernels and choice",
@@ -48,8 +47,8 @@ STALE = {
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-4.json": "other kernels and choice",
     "studies/intel-xeon-emeraldrapids-2t/epilogues.json": "other kernels and choice and runtime",
     "studies/nvidia-h100-80gb-hbm3/untuned-drawn-cuda-2.json": "other kernels and choice",
-    "studies/nvidia-h200/op-overhead.json": "other kernels and choice",
-    "studies/nvidia-h200/sliding-window.json": "other kernels and choice",
+    "studies/nvidia-h200/op-overhead.json": "other choice",
+    "studies/nvidia-h200/sliding-window.json": "other choice",
     "studies/nvidia-h200/untuned-drawn-cuda-1.json": "other kernels and choice",
     "studies/nvidia-h200/untuned-drawn-cuda-2.json": "other kernels and choice",
     "studies/nvidia-h200/untuned-drawn-cuda-3.json": "other kernels and choice",
@@ -57,8 +56,6 @@ STALE = {
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
     "studies/nvidia-h200/zoo-float16-b1.json": "other kernels and choice",
     "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float32-b1.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float32-b32.json": "other kernels and choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.
