@@ -54,7 +54,7 @@ STALE = {
     "studies/nvidia-h200/untuned-drawn-cuda-3.json": "other kernels and choice",
     "studies/nvidia-h200/untuned-drawn-cuda-4.json": "other kernels and choice",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
-    "studies/nvidia-h200/zoo-float16-b1.json": "other kernels and choice",
+    "studies/nvidia-h200/zoo-float16-b1.json": "other choice",
     "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
 }
 
