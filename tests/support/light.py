@@ -29,3 +29,20 @@ def stored_output(name: str) -> np.ndarray:
     message = onnx.TensorProto()
     message.ParseFromString((LIGHT / f"light_{name}_output_0.pb").read_bytes())
     return np.asarray(numpy_helper.to_array(message))
+
+
+def until(model: onnx.ModelProto, last: str) -> onnx.ModelProto:
+    """The part of a graph that computes one value, which becomes its only output."""
+    graph, needed, kept = model.graph, {last}, list[onnx.NodeProto]()
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    del graph.node[:], graph.output[:]
+    graph.node.extend(reversed(kept))
+    for values in (graph.initializer, graph.input):
+        given = [value for value in values if value.name in needed]
+        del values[:]
+        values.extend(given)
+    graph.output.append(onnx.helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, None))
+    return model

@@ -83,7 +83,8 @@ def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
     if dtype == "int8" and not ACTIVATIONS[activation].integers:
         assert schedule_of("direct").supports(conv, "cuda") == f"int8 sums are integers, which have no {conv.activation}"
         return
-    for algorithm, made in in_turn(conv):
+    turn = (list(DTYPES).index(dtype) + list(ACTIVATIONS).index(activation)) % 2
+    for algorithm, made in in_turn(conv)[turn::2]:  # of every type and of every activation all algorithms are lowered
         assert generated(conv, algorithm, made).launches
 
 
@@ -137,10 +138,17 @@ DEPTHS = {
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", DEPTHS)
 def test_slabs_and_stages(kind: str) -> None:
-    """Copies run one, two and three steps ahead, of one slab and two, and of more than there are."""
+    """Copies run one, two and three steps ahead, of one slab and two, and of more than there are.
+
+    Each kind of arithmetic occurs with every number of steps ahead and of slabs; where there are several, they have the pairs in turn.
+    """
     algorithm, key, make = DEPTHS[kind]
     conv = Conv2d.parse(key)
-    check(conv, [(algorithm, made) for slabs in (1, 2) for stages in (2, 3, 4) for made in make(slabs, stages)])
+    kernels = []
+    for slabs, stages in itertools.product((1, 2), (2, 3, 4)):
+        kinds = make(slabs, stages)
+        kernels += [(algorithm, made) for i, made in enumerate(kinds) if len(kinds) == 1 or (slabs + stages + i) % 2]
+    check(conv, kernels)
 
 
 def test_more_stages_than_steps() -> None:

@@ -114,3 +114,9 @@ def test_nothing_can_be_left_out(name: str) -> None:
 
         assert goes_wrong(conv, kernel, without, range(16)), f"{name} {which}"
     assert places.count(name) == SITES[name]
+
+
+@pytest.mark.parametrize(("stages", "together"), [(2, 2), (3, 2), (4, 1), (5, 2), (6, 1)])
+def test_warps_take_steps_in_turn_where_each_has_two_stages_of_its_own(stages: int, together: int) -> None:
+    """A thread that skips phases of a barrier takes one for another, so that each warp in turn comes back to its own stages alone."""
+    assert rearranged(64, 1, 7, 7, slabs=2, stages=stages).rearrangers == together
