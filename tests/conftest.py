@@ -14,7 +14,10 @@ from sampling import mark_slow
 from im2win.records.log import Log
 
 # files that take most of a minute and more
-LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner", "test_models_real")
+LONGEST = (
+    "test_exact", "test_cuda_exact", "test_cpu_padding", "test_cuda_warp_specialized", "test_models_real", "test_docs", "test_bench",
+    "test_memory", "test_cuda_compile", "test_cli", "test_hypothesis", "test_tuner",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
