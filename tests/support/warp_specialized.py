@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from emulated import Made
+from emulated import Emulated, Made, differences, expected, goes_wrong, typed
+from oracle import exact_tensors
 
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
@@ -31,3 +33,28 @@ def made(conv: Conv2d, one: WarpSpecializedTile) -> Made:
     assert violations(conv, one, SMALL) == []
     source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
     return Made(str(one), source, one.pack(conv))
+
+
+def check_exact(conv: Conv2d, one: WarpSpecializedTile, seeds: range = range(2)) -> None:
+    """Asserts that a tile's kernel computes exactly what the oracle does, for some orders of threads."""
+    tensors, kernel = typed(conv, exact_tensors(conv)), made(conv, one)
+    right, emulated = expected(conv, tensors), Emulated(conv, [kernel])
+    for seed in seeds:
+        wrong = differences(conv, [kernel], emulated(tensors, seed), right)
+        assert not wrong, f"{conv}, {one}, seed {seed}:\n" + "\n".join(wrong)
+
+
+_CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)")
+
+
+def check_calls_are_needed(conv: Conv2d, kernel: Made, name: str, sites: int) -> None:
+    """Asserts that a kernel calls a device function so often, and without any one call is refused, or wrong for some order of threads."""
+    body = kernel.generated.source.partition('extern "C"')[2]
+    assert [match[1] for match in _CALL.finditer(body)].count(name) == sites
+    for which in range(sites):
+
+        def without(source: str, which: int = which) -> str:
+            start, end = [match for match in _CALL.finditer(source) if match[1] == name][which].span()
+            return source[:start] + "[](auto...) {}(" + source[end:]
+
+        assert goes_wrong(conv, kernel, without, range(16)), f"{name} {which}"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
 
 import pytest
-from emulated import Emulated, differences, expected, goes_wrong, typed
-from oracle import exact_tensors
-from warp_specialized import SMALL, made, tile
+from warp_specialized import SMALL, check_calls_are_needed, check_exact, made, tile
 
 from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.tiles.fields import field_of, flat
@@ -48,11 +45,7 @@ def test_exact(what: str) -> None:
     conv = Conv2d.parse(key)
     field = field_of(conv, one)
     assert isinstance(field, PixelLines) and field.phases == phases
-    tensors, kernel = typed(conv, exact_tensors(conv)), made(conv, one)
-    right, emulated = expected(conv, tensors), Emulated(conv, [kernel])
-    for seed in range(2):
-        wrong = differences(conv, [kernel], emulated(tensors, seed), right)
-        assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
+    check_exact(conv, one)
 
 
 def test_random_problems() -> None:
@@ -72,9 +65,7 @@ def test_random_problems() -> None:
         if violations(conv, one, SMALL):
             continue
         found += 1
-        tensors, kernel_ = typed(conv, exact_tensors(conv)), made(conv, one)
-        wrong = differences(conv, [kernel_], Emulated(conv, [kernel_])(tensors, found), expected(conv, tensors))
-        assert not wrong, f"{conv}, {one}:\n" + "\n".join(wrong)
+        check_exact(conv, one, range(found, found + 1))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +92,6 @@ SITES = {
     "wait_empty_barrier": 2, "wait_full_barrier": 2, "arrive_empty_barrier": 4, "expect_bytes": 1, "copy_box": 2, "copy_bulk": 1,
     "add_shifted": 1, "warp_barrier": 3,
 }  # fmt: skip
-CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)")
 
 
 @pytest.mark.sampled(3)
@@ -109,14 +99,4 @@ CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)")
 def test_nothing_can_be_left_out(name: str) -> None:
     """Without one of these calls the kernel is wrong for some order of threads, or refused."""
     conv = Conv2d.parse("n5-c128x6x14-k64x1x1-float16")
-    kernel = made(conv, lines(64, 56))
-    body = kernel.generated.source.partition('extern "C"')[2]
-    places = [match[1] for match in CALL.finditer(body)]
-    assert places.count(name) == SITES[name]
-    for which in range(places.count(name)):
-
-        def without(source: str, which: int = which) -> str:
-            start, end = [match for match in CALL.finditer(source) if match[1] == name][which].span()
-            return source[:start] + "[](auto...) {}(" + source[end:]
-
-        assert goes_wrong(conv, kernel, without, range(16)), f"{name} {which}"
+    check_calls_are_needed(conv, made(conv, lines(64, 56)), name, SITES[name])

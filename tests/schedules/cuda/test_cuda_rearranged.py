@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
-from emulated import Emulated, differences, expected, goes_wrong, typed
-from oracle import exact_tensors
-from warp_specialized import SMALL, made, tile
+from warp_specialized import SMALL, check_calls_are_needed, check_exact, made, tile
 
 from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.tiles.fields import field_of, flat
@@ -60,11 +57,7 @@ def test_exact(what: str) -> None:
     conv = Conv2d.parse(key)
     field = field_of(conv, one)
     assert isinstance(field, RearrangedHaloTile) and (field.form, field.phases) == (form, phases)
-    tensors, kernel = typed(conv, exact_tensors(conv)), made(conv, one)
-    right, emulated = expected(conv, tensors), Emulated(conv, [kernel])
-    for seed in range(2):
-        wrong = differences(conv, [kernel], emulated(tensors, seed), right)
-        assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
+    check_exact(conv, one)
 
 
 def test_random_problems() -> None:
@@ -85,9 +78,7 @@ def test_random_problems() -> None:
         if violations(conv, one, SMALL):
             continue
         found += 1
-        tensors, kernel_ = typed(conv, exact_tensors(conv)), made(conv, one)
-        wrong = differences(conv, [kernel_], Emulated(conv, [kernel_])(tensors, found), expected(conv, tensors))
-        assert not wrong, f"{conv}, {one}:\n" + "\n".join(wrong)
+        check_exact(conv, one, range(found, found + 1))
 
 
 # What is left out, and how often the source has it: waits, what they wait for, and what makes stores visible.
@@ -95,7 +86,6 @@ SITES = {
     "wait_empty_barrier": 4, "wait_full_barrier": 4, "arrive_empty_barrier": 8, "expect_bytes": 1, "copy_box": 1, "clear_chunk": 6,
     "fence_stores": 2, "warp_barrier": 4, "init_empty_barrier": 4, "rearrange_images": 1,
 }  # fmt: skip
-CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)")
 
 
 @pytest.mark.sampled(4)
@@ -103,17 +93,7 @@ CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)")
 def test_nothing_can_be_left_out(name: str) -> None:
     """Without one of these calls the kernel is wrong for some order of threads, or refused."""
     conv = Conv2d.parse("n5-c128x7x7-k64x3x3-p1-float16")
-    kernel = made(conv, rearranged(64, 1, 7, 7, slabs=2, taps=3))
-    body = kernel.generated.source.partition('extern "C"')[2]
-    places = [match[1] for match in CALL.finditer(body)]
-    for which in range(places.count(name)):
-
-        def without(source: str, which: int = which) -> str:
-            start, end = [match for match in CALL.finditer(source) if match[1] == name][which].span()
-            return source[:start] + "[](auto...) {}(" + source[end:]
-
-        assert goes_wrong(conv, kernel, without, range(16)), f"{name} {which}"
-    assert places.count(name) == SITES[name]
+    check_calls_are_needed(conv, made(conv, rearranged(64, 1, 7, 7, slabs=2, taps=3)), name, SITES[name])
 
 
 @pytest.mark.parametrize(("stages", "together"), [(2, 2), (3, 2), (4, 1), (5, 2), (6, 1)])
