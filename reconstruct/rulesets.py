@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from im2win.reconstruct.fusion import llc, shmem
 from im2win.reconstruct.parse.unit import Unit
-from im2win.reconstruct.rules import barriers, hip
+from im2win.reconstruct.rules import barriers, copies, hip, pipelines
 from im2win.reconstruct.text_rules import Match, ReconstructError
 from im2win.reconstruct.validate.search import search
 from im2win.reconstruct.validate.validators import Validator
@@ -56,17 +56,17 @@ def _barriers(unit: Unit, settings: Settings) -> Applied:
     return Applied(result, matches, [str(tried) for tried in story])
 
 
-def _validated(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
-    """Passes a fused unit to all validators.
+def _validated(changed: tuple[Unit, list[Match]], settings: Settings) -> Applied:
+    """Passes a changed unit to all validators.
 
     Raises:
         ReconstructError: a validator objects.
     """
-    result, matches = fused
+    result, matches = changed
     for validator in settings.validators:
         objection = validator.objection(result)
         if objection is not None:
-            raise ReconstructError(f"{validator.name} objects to the fused kernel: {objection}")
+            raise ReconstructError(f"{validator.name} objects to the changed kernel: {objection}")
     return Applied(result, matches, [f"{match.rule}: {match.why}" for match in matches])
 
 
@@ -78,6 +78,17 @@ def _cached(unit: Unit, settings: Settings) -> Applied:
     return _validated(llc.fuse(unit, settings.shared, settings.wave), settings)
 
 
+def _steps(rewrite: Callable[[Unit], tuple[Unit, list[Match], list[str]]]) -> Callable[[Unit, Settings], Applied]:
+    """A rule set that proves each of its changes and reports them; validators judge the result."""
+
+    def apply(unit: Unit, settings: Settings) -> Applied:
+        result, matches, notes = rewrite(unit)
+        checked = _validated((result, matches), settings) if matches else Applied(result)
+        return Applied(checked.unit, matches, notes)
+
+    return apply
+
+
 def _hip(unit: Unit, settings: Settings) -> Applied:
     result, matches = hip.translate(unit)
     return Applied(result, matches, [f"line {match.line}: {match.rule}, {match.why}" for match in matches])
@@ -87,6 +98,8 @@ RULE_SETS: dict[str, RuleSet] = {
     row.name: row
     for row in (
         RuleSet(barriers.RULE, "drops or weakens barriers that an argument about indices shows to be needless", _barriers),
+        RuleSet(pipelines.RULE, "takes one barrier a step, not two, in pipelined loops", _steps(pipelines.rewrite)),
+        RuleSet(copies.RULE, "copies from global to shared memory asynchronously", _steps(copies.rewrite)),
         RuleSet(shmem.RULE, "fuses a kernel with the one that reads its result, held in shared memory", _shared),
         RuleSet(llc.RULE, "fuses a kernel with the one that reads its result, through the last-level cache", _cached),
         RuleSet(hip.RULE, "translates to HIP", _hip, must=True),

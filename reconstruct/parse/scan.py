@@ -42,8 +42,22 @@ def written(kernel: Kernel) -> set[str]:
         for expr in expressions(part):
             for call in (inner for inner in walk(expr) if isinstance(inner, Call)):
                 for argument in call.arguments[:1] if call.function in _WRITE_FIRST else call.arguments:
-                    found |= base(argument) if isinstance(argument, Unary | Name | Cast | Binary) else set()
+                    found |= _passed(argument)
     return found & {parameter.name for parameter in kernel.parameters}
+
+
+def _passed(expr: Expr) -> set[str]:
+    """Names of the variables that an argument may point to; an element that is loaded points nowhere."""
+    match expr:
+        case Name(name):
+            return {name}
+        case Unary("&", place):
+            return base(place)
+        case Cast(_, operand):
+            return _passed(operand)
+        case Binary(_, left, right):
+            return _passed(left) | _passed(right)
+    return set()
 
 
 def builtins_used(kernel: Kernel) -> set[str]:

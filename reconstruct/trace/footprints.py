@@ -143,6 +143,18 @@ class Ledger:
             if conflicting.any():
                 yield self._conflict(group, per, buffer, int(np.argmax(conflicting)))
 
+    def early(self, epoch: Epoch) -> str | None:
+        """The buffer in which an epoch accesses what an asynchronous copy may still be writing; None if there is none.
+
+        `conflicts` finds such accesses by other threads; this one also finds those of the thread that copies.
+        """
+        for buffer in sorted(epoch.touched):
+            accesses = [access for access in epoch.accesses if access.buffer == buffer]
+            parts = [[self._touches(one)[0] for one in accesses if one.pending == pending] for pending in (True, False)]
+            if all(parts) and np.intersect1d(*map(np.concatenate, parts)).size:
+                return buffer
+        return None
+
     def _conflict(self, group: Sequence[Epoch], per: int, buffer: str, place: int) -> Conflict:
         """Two conflicting accesses of one unit by threads of different groups, in different epochs if possible."""
         unit, found = int(self._places[buffer][place]), list[tuple[int, Access, int]]()

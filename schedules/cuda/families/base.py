@@ -19,7 +19,7 @@ from im2win.spec.conv2d import Conv2d
 class Reconstruction:
     """How the reconstructor rewrites generated kernels for a tile.
 
-    rules: names of rule sets of `reconstruct.rulesets`, in order; a rule set that does not match is an error.
+    rules: names of rule sets of `reconstruct.rulesets`, in order. must: whether it is an error if one changes nothing.
     wave: consumer thread blocks in a wave, 0 for a single wave; see `reconstruct.fusion.llc.fuse`.
     pipeline: name of the TVM passes that generate the source.
     """
@@ -27,6 +27,7 @@ class Reconstruction:
     rules: tuple[str, ...]
     wave: int
     pipeline: str
+    must: bool = True
 
 
 @dataclass(frozen=True)

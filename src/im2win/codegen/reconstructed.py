@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -10,6 +12,7 @@ import tvm
 from im2win.codegen import rewritten as cuda_reconstruct
 from im2win.codegen.cuda import SOURCE, kernel_module
 from im2win.codegen.rewritten import Function
+from im2win.compute import nest
 from im2win.device.gpu import Gpu
 from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
@@ -17,6 +20,7 @@ from im2win.reconstruct.text_rules import ReconstructError
 from im2win.schedules.cuda.families.base import Reconstruction
 from im2win.spec.symbols import SYMBOL
 
+INPUT = "input"
 MADE = "data"  # the kernel's argument that holds the workspaces between its launches, see `runtime.cuda.Kernels`
 
 
@@ -30,12 +34,40 @@ def lower(functions: Mapping[str, Any], reconstruction: Reconstruction, gpu: Gpu
         ReconstructError: a rule does not match what TVM generated; the message is the rule's reason.
     """
     made, applied = list[Function](), dict[str, Applied]()
-    for function in cuda_reconstruct.functions(kernel_module(functions), gpu, reconstruction.pipeline):
+    for function in map(_called, cuda_reconstruct.functions(kernel_module(functions), gpu, reconstruction.pipeline)):
         done = _rewritten(function.unit, reconstruction, gpu) if function.name == SYMBOL else Applied(function.unit)
         applied[function.name] = done
         made.append(Function(function.name, function.tensors, done.unit))
     rebuilt = cuda_reconstruct.rebuilt(made, gpu, applied, MADE)
     return rebuilt.module.with_attr(SOURCE, rebuilt.source)
+
+
+def _renamed(function: Function, names: Mapping[str, str]) -> Function:
+    """The function with other names for some of its tensors."""
+    source = re.sub(rf"\b({'|'.join(names)})_ptr\b", lambda match: f"{names[match[1]]}_ptr", function.unit.source)
+    launches = tuple(
+        replace(launch, arguments=tuple(names.get(one, one) if isinstance(one, str) else one for one in launch.arguments))
+        for launch in function.unit.launches
+    )
+    tensors = tuple((names.get(name, name), shape, dtype) for name, shape, dtype in function.tensors)
+    return Function(function.name, tensors, Unit(source, launches, function.unit.workspace))
+
+
+def _called(function: Function) -> Function:
+    """A function over a definition's tensors as callers know it: its output is "output", and a flat tensor `MADE` behind its input holds the
+    tensors between its launches, if there are any. The input then is `INPUT`.
+
+    Functions that have this form already stay as they are.
+    """
+    workspace = function.unit.workspace
+    if function.tensors[-1][0] == nest.OUT:
+        function = _renamed(function, {nest.OUT: "output"})
+    if not workspace or function.tensors[0][0] != MADE:
+        return function
+    function = _renamed(function, {MADE: INPUT})
+    first, *others = function.tensors
+    elements = cuda_reconstruct.placed_bytes(workspace.values()) // cuda_reconstruct.bytes_of((), first[2])
+    return replace(function, tensors=(first, (MADE, (elements,), first[2]), *others))
 
 
 def _rewritten(unit: Unit, reconstruction: Reconstruction, gpu: Gpu) -> Applied:
@@ -48,7 +80,7 @@ def _rewritten(unit: Unit, reconstruction: Reconstruction, gpu: Gpu) -> Applied:
     """
     applied = Applied(unit)
     for name in reconstruction.rules:
-        done = rewrite(applied.unit, [name], Settings(shared=gpu.block_shared, wave=reconstruction.wave), must=True)
+        done = rewrite(applied.unit, [name], Settings(shared=gpu.block_shared, wave=reconstruction.wave), must=reconstruction.must)
         if name == "barriers" and (left := [kernel for kernel in done.unit.kernels.values() if _waits(kernel)]):
             raise ReconstructError(f"barriers: kernel {left[0].name} still waits for all its warps: {'; '.join(done.notes)}")
         applied = Applied(done.unit, applied.matches + done.matches, applied.notes + done.notes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,11 +137,17 @@ def compile_reconstructed(
 def workspace_bytes(made: Reconstructed) -> int:
     """Bytes that calls allocate beside their arguments."""
     spaces = [space for applied in made.applied.values() for space in applied.unit.workspace.values()]
-    return sum(math.prod(shape) * _itemsize(dtype) for shape, dtype in spaces)
+    return sum(bytes_of(*space) for space in spaces)
 
 
-def _itemsize(dtype: str) -> int:
-    return int(tvm.DataType(dtype).itemsize)
+def bytes_of(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * int(tvm.DataType(dtype).itemsize)
+
+
+def placed_bytes(spaces: Iterable[tuple[Sequence[int], str]]) -> int:
+    """Bytes of a tensor that holds all these, one behind the other, each from a multiple of `ALIGNMENT` on."""
+    return sum(-(-bytes_of(*space) // ALIGNMENT) * ALIGNMENT for space in spaces)
 
 
 # --- the module
@@ -192,8 +198,8 @@ def _places(function: Function, into: str) -> dict[str, int]:
     places, end = dict[str, int](), 0
     for name, (shape, dtype) in function.unit.workspace.items():
         places[name] = end
-        end += -(-math.prod(shape) * _itemsize(dtype) // ALIGNMENT) * ALIGNMENT
-    size = math.prod(tensor[1]) * _itemsize(tensor[2])
+        end += placed_bytes([(shape, dtype)])
+    size = bytes_of(*tensor[1:])
     if end > size:
         raise ReconstructError(f"the tensors between the kernels of {function.name} take {end} bytes; {into} has {size}.")
     return places

@@ -16,9 +16,11 @@ from im2win.schedules.cpu.kernel import Plan, Where
 from im2win.schedules.cuda.families import depthwise, tma
 from im2win.schedules.cuda.families.base import CudaSchedule
 from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
+from im2win.schedules.cuda.families.scheduled import Scheduled
 from im2win.schedules.cuda.families.split_k import SplitK
 from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
+from im2win.schedules.cuda.scheduled.gemm import Stage
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.studies.winograd_tc.family import TensorCores
 from im2win.spec import methods, padding
@@ -151,6 +153,17 @@ def _implicit_panel(conv: Conv2d, rows: int) -> int:
     return 0 if conv.pointwise else _im2col_rows(conv, rows)
 
 
+def _scheduled(name: str, stage: str, title: str, stored: bool = False) -> Schedule:
+    """A row of TVM schedules of an algorithm's definition on GPUs.
+
+    Args:
+        stage: name of the transform's block. stored: whether a kernel of its own stores the tensor of windows.
+    """
+    algorithm = ALGORITHMS[name]
+    cuda = Scheduled(algorithm.define, Stage(stage, stored), algorithm.transform_bytes)
+    return Schedule(algorithm, "scheduled", title, cuda, formula=None if stored else direct.transform_bytes)
+
+
 _ROWS = (
     Schedule(
         ALGORITHMS["direct"], "tiled", "block and register tiles", Multistage(WindowSource(staged="rows")), Windows(_direct, _pad_rows),
@@ -180,6 +193,12 @@ _ROWS = (
         ALGORITHMS["mcfa"], "tiled", "the matrix stored block by block", OutputParts(WindowsInParts("ncuvmx")),
         Windows(_mcfa, _im2col_rows),
     ),
+    _scheduled("direct", direct.PAD, "TVM's schedule: block and register tiles, windows copied from the input"),
+    _scheduled("im2win", im2win.IM2WIN, "TVM's schedule of the whole tensor stored", stored=True),
+    _scheduled("im2col", im2col.IM2COL, "TVM's schedule of the whole matrix stored", stored=True),
+    _scheduled("implicit_gemm", im2col.IM2COL, "TVM's schedule: panels of the matrix in shared memory"),
+    _scheduled("mec", mec.LOWERED, "TVM's schedule of the lowered tensor stored", stored=True),
+    _scheduled("mcfa", mcfa.BLOCK, "TVM's schedule: blocks of the matrix in shared memory"),
     Schedule(ALGORITHMS["winograd"], "tiled", "bands of transformed tiles", WinogradBands(), Winograd()),
     Schedule(
         ALGORITHMS["winograd"], "tensor_cores", "transform and product fused, on tensor cores", TensorCores(),

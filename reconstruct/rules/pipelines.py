@@ -1,0 +1,65 @@
+"""One barrier a step instead of two, in loops that TVM has made a pipeline over a ring of buffers.
+
+TVM waits before the copies of a later step, and again before the products of this step:
+
+    for step                                       for step
+        __syncthreads()                                __syncthreads()
+        ring[(step + n) % (n + 1)] = ...               ring[(step + n) % (n + 1)] = ...
+        __syncthreads()                   becomes      sums += ring[step % (n + 1)]
+        sums += ring[step % (n + 1)]               __syncthreads()
+    sums += the last steps                         sums += the last steps
+
+The products of a step read what was copied before the first barrier, so only the products behind the loop need the second one. Every change
+is shown to be free of races (`races`), or refused.
+"""
+
+from __future__ import annotations
+
+from im2win.reconstruct.parse.statements import Barrier, Declaration, Loop, has_barrier
+from im2win.reconstruct.parse.unit import Edit, Kernel, Unit
+from im2win.reconstruct.rules.races import race
+from im2win.reconstruct.text_rules import Match
+from im2win.reconstruct.trace.events import NotShown
+
+RULE = "pipelines"
+WHY = "the products of a step read what was copied before its first barrier"
+
+
+def pipeline_of(kernel: Kernel) -> Loop | None:
+    """The outermost loop whose body begins with a barrier, behind declarations; None without one."""
+    for loop in kernel.loops:
+        first = next((part for part in loop.body if not isinstance(part, Declaration)), None)
+        if isinstance(first, Barrier):
+            return loop
+    return None
+
+
+def rewrite(unit: Unit) -> tuple[Unit, list[Match], list[str]]:
+    """Removes the second barrier of every pipeline's step where that is shown to be right.
+
+    Returns:
+        The new unit, its changes, and a note for every kernel.
+    """
+    notes, matches = list[str](), list[Match]()
+    for name in unit.kernels:
+        kernel = unit.kernel(name)
+        loop = pipeline_of(kernel)
+        barriers = [part for part in loop.body if isinstance(part, Barrier)] if loop else []
+        if loop is None or len(barriers) != 2 or sum(map(has_barrier, loop.body)) != 2:
+            notes.append(f"{RULE}: kernel {name} has no loop with two barriers a step")
+            continue
+        indent = kernel.source[kernel.source.rfind("\n", 0, loop.span[0]) + 1 : loop.span[0]]
+        changed, made = unit.edited([
+            Edit(barriers[1].span, "", RULE, WHY),
+            Edit((loop.span[1], loop.span[1]), f"\n{indent}__syncthreads();", RULE, "the products behind the loop read its last copies"),
+        ])
+        try:
+            reason = race(changed, name)
+        except NotShown as error:
+            reason = str(error)
+        if reason is None:
+            unit, matches = changed, matches + made
+            notes.append(f"{RULE}: kernel {name} has one barrier a step")
+        else:
+            notes.append(f"{RULE}: kernel {name} keeps two barriers a step: {reason}")
+    return unit, matches, notes
