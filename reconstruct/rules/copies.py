@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.parse.expressions import Name, Number, size_of
+from im2win.reconstruct.parse.expressions import Name, size_of
 from im2win.reconstruct.parse.scan import written
 from im2win.reconstruct.parse.statements import Assignment, Declaration, If, Loop, Scope, Span, Statement, every, has_barrier
 from im2win.reconstruct.parse.unit import Edit, Kernel, Unit
@@ -28,6 +28,8 @@ WIDTHS = (4, 8, 16)  # bytes of an asynchronous copy
 WHY = "the data needs no register on its way, and the thread does not wait for it"
 
 _VECTOR = re.compile(r"\*\((?P<type>\w+)\*\)\((?P<array>\w+) \+ (?P<index>.*)\)$", re.DOTALL)
+_ZERO = r"(?:0x0p\+0|0(?:\.0*)?(?:e\+00)?)[fh]?"
+_ZEROS, _COMMENT = re.compile(rf"{_ZERO}|make_\w+\({_ZERO}(?:, {_ZERO})*\)"), re.compile(r"/\*.*?\*/", re.DOTALL)
 _ELEMENT = re.compile(r"(?P<array>\w+)\[(?P<index>.*)\]$", re.DOTALL)
 
 
@@ -135,7 +137,7 @@ def _guarded(kernel: Kernel, before: Sequence[Statement], part: Assignment) -> _
             If(then=(Assignment(target=Name(one), operator="") as load,), other=(Assignment(target=Name(two), operator="") as zero,)) as test,
         ) if one == two == name and part.value == Name(name):
             found = _to_shared(kernel, _sides(kernel, part)[0], _sides(kernel, load)[1])
-            if found is None or not _is_zero(_sides(kernel, zero)[1], zero):
+            if found is None or not _is_zero(_sides(kernel, zero)[1]):
                 return None
             text = _text(kernel, test.span)
             condition = text[text.index("(") + 1 : text.index("{")].rstrip()[:-1]
@@ -144,8 +146,9 @@ def _guarded(kernel: Kernel, before: Sequence[Statement], part: Assignment) -> _
     return None
 
 
-def _is_zero(text: str, part: Assignment) -> bool:
-    return part.value == Number(0) or re.fullmatch(r"0x0p\+0f.*|0?\.?0+(?:\.0*)?f?", text, re.DOTALL) is not None
+def _is_zero(text: str) -> bool:
+    """Whether a value is zero, or a vector of zeros."""
+    return _ZEROS.fullmatch(_COMMENT.sub("", text)) is not None
 
 
 def _edits(kernel: Kernel, copies: Sequence[_Copy], left: int) -> list[Edit]:

@@ -16,6 +16,7 @@ MAX_REGISTERS, MAX_THREADS, MAX_STAGES = 255, 1024, 4
 OTHERS = 40  # registers for addresses and operands on their way
 MAX_BODY = 4096  # products of a step of a thread, which are unrolled
 SPARE_BYTES = 16
+LANES = 32  # of a warp
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
@@ -30,6 +31,11 @@ def unsupported_reason(conv: Conv2d) -> str | None:
 def depth(conv: Conv2d) -> int:
     """Products in one sum."""
     return math.prod(conv.filter_shape[1:])
+
+
+def along_channels(conv: Conv2d, order: str) -> bool:
+    """Whether neighbouring elements of a window, not of neighbouring windows, are neighbours in memory."""
+    return conv.layout == "NHWC" and order == "uvc"
 
 
 def registers(tile: ScheduledTile) -> int:
@@ -70,6 +76,15 @@ def _rules(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[tuple[bool, str]
             tile.block_m * tile.block_k % tile.threads == 0 and tile.block_n * tile.block_k % tile.threads == 0,
             f"a step's filters (={tile.block_m * tile.block_k}) and windows (={tile.block_n * tile.block_k}) must be shared out evenly among "
             f"{tile.threads} threads",
+        ),
+        (
+            tile.lanes in (0, LANES) and (not tile.lanes or (tile.block_n % LANES == 0 and tile.block_k % (tile.threads // LANES) == 0)),
+            f"`lanes` (={tile.lanes}) must be 0, or {LANES} with `block_n` (={tile.block_n}) a multiple of it and `block_k` "
+            f"(={tile.block_k}) of the block's warps",
+        ),
+        (
+            not tile.lanes or not along_channels(conv, tile.order),
+            f"`lanes` (={tile.lanes}) must be 0 where the elements of a window are neighbours in memory",
         ),
         (tile.stages <= MAX_STAGES, f"`stages` (={tile.stages}) must be at most {MAX_STAGES}"),
         (tile.stages == 1 or tile.stages <= steps, f"`stages` (={tile.stages}) must be at most the {steps} steps of the sum"),

@@ -24,6 +24,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.packing.cpu_blocked import FilterPack
+from im2win.schedules.cuda.legality.scheduled import along_channels
 from im2win.schedules.cuda.scheduled.gemm import Gemm, Stage, gemm
 from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
 from im2win.spec.conv2d import Conv2d
@@ -108,19 +109,24 @@ def _operands(form: Gemm, conv: Conv2d, tile: ScheduledTile, step: LoopRV) -> No
         sch.set_scope(block, 0, "shared")
         sch.compute_at(block, step, preserve_unit_loops=True)
         loops = sch.get_loops(block)[-2:]
-        if block is form.windows and along_channels(conv, tile):
+        if block is form.windows and along_channels(conv, tile.order):
             sch.reorder(*reversed(loops))
             loops.reverse()
             sch.storage_align(block, 0, -2, 32, SPARE)
-        width = width if count % (tile.threads * width) == 0 else 1
-        rest, row, col, lane = sch.split(sch.fuse(*loops), [None, *tile.layout, width])
-        sch.bind(row, "threadIdx.y")
-        sch.bind(col, "threadIdx.x")
-        sch.unroll(rest)
-        if width > 1:
-            sch.vectorize(lane)
+        if block is form.windows and tile.lanes:
+            (depth, steps), (output, lane) = (sch.split(loop, [None, part]) for loop, part in zip(loops, (tile.threads // tile.lanes, tile.lanes), strict=True))
+            sch.reorder(depth, output, steps, lane)
+            _bind(sch, tile, [depth, output], sch.fuse(steps, lane), 1)
+        else:
+            _bind(sch, tile, [], sch.fuse(*loops), width if count % (tile.threads * width) == 0 else 1)
 
 
-def along_channels(conv: Conv2d, tile: ScheduledTile) -> bool:
-    """Whether neighbouring elements of a window, not of neighbouring windows, are neighbours in memory."""
-    return conv.layout == "NHWC" and tile.order == "uvc"
+def _bind(sch: Schedule, tile: ScheduledTile, others: list[LoopRV], loop: LoopRV, width: int) -> None:
+    """Shares a loop out among the threads of a block, `width` neighbouring elements at a time, and unrolls the others."""
+    rest, row, col, lane = sch.split(loop, [None, *tile.layout, width])
+    sch.bind(row, "threadIdx.y")
+    sch.bind(col, "threadIdx.x")
+    for other in (*others, rest):
+        sch.unroll(other)
+    if width > 1:
+        sch.vectorize(lane)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.arithmetic import CORE_PRODUCTS
-from im2win.schedules.cuda.legality.scheduled import depth, unsupported_reason, violations
+from im2win.schedules.cuda.legality.scheduled import LANES, depth, unsupported_reason, violations
 from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
 from im2win.spec.conv2d import Conv2d
 
@@ -32,9 +32,9 @@ def _tiles(conv: Conv2d, rules: str) -> Iterator[ScheduledTile]:
         threads = (m // rows) * (n // cols) if m % rows == 0 and n % cols == 0 else 0
         if threads not in THREADS or not LEAST_SUMS <= rows * cols <= MOST_SUMS:
             continue
-        for order, stages in itertools.product(orders, (2, 3, 4)):
+        for order, stages, lanes in itertools.product(orders, (2, 3, 4), (0, LANES)):
             if stages <= most:
-                yield ScheduledTile(CORE_PRODUCTS[conv.dtype], m, n, k, rows, cols, order, stages, rules)
+                yield ScheduledTile(CORE_PRODUCTS[conv.dtype], m, n, k, rows, cols, order, stages, lanes, rules)
 
 
 @functools.lru_cache(maxsize=8)

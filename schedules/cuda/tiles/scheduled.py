@@ -22,6 +22,8 @@ class ScheduledTile(BaseTile):
     thread_m, thread_n: output channels and outputs of a thread, in its registers.
     order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
     stages: buffers in shared memory of a pipeline, which copies `stages - 1` steps ahead of the products; 1: copies and products alternate.
+    lanes: neighbouring outputs whose elements the lanes of a warp copy at a time: a thread then has few steps of the sum and several outputs,
+        whose addresses it computes once; 0: threads take elements in the order of shared memory.
     rules: how the reconstructor rewrites what TVM generates: names of rule sets with "+" between them, or "".
     """
 
@@ -33,6 +35,7 @@ class ScheduledTile(BaseTile):
     thread_n: int
     order: str
     stages: int
+    lanes: int
     rules: str
 
     @property
