@@ -25,6 +25,7 @@ from im2win.reconstruct.trace.events import NotShown
 
 RULE = "copies"
 WIDTHS = (4, 8, 16)  # bytes of an asynchronous copy
+MOST_AHEAD = 3  # steps that copies run ahead at most
 WHY = "the data needs no register on its way, and the thread does not wait for it"
 
 _VECTOR = re.compile(r"\*\((?P<type>\w+)\*\)\((?P<array>\w+) \+ (?P<index>.*)\)$", re.DOTALL)
@@ -55,7 +56,7 @@ def rewrite(unit: Unit) -> tuple[Unit, list[Match], list[str]]:
             notes.append(f"{RULE}: kernel {name} copies nothing to shared memory by loads and stores alone")
             continue
         reason = ""
-        for left in dict.fromkeys((_steps_ahead(kernel) - 1, 0)):
+        for left in _left(kernel):
             changed, made = unit.edited(_edits(kernel, copies, left))
             try:
                 reason = race(changed, name) or ""
@@ -70,13 +71,14 @@ def rewrite(unit: Unit) -> tuple[Unit, list[Match], list[str]]:
     return unit, matches, notes
 
 
-def _steps_ahead(kernel: Kernel) -> int:
-    """Steps that the copies of a pipeline run ahead of its products; 1 without a pipeline."""
+def _left(kernel: Kernel) -> list[int]:
+    """Numbers of groups that a step may leave in flight, the likeliest first: all steps ahead but one, or none."""
     loop = pipeline_of(kernel)
     try:
-        return max(period(kernel, loop) - 1, 1) if loop else 1
+        most = period(kernel, loop) - 2 if loop else 0
     except NotShown:
-        return 1
+        return list(range(MOST_AHEAD - 1, -1, -1))
+    return [most, 0] if most > 0 else [0]
 
 
 def _copies(kernel: Kernel, body: Sequence[Statement]) -> Iterator[_Copy]:

@@ -22,6 +22,7 @@ from im2win.reconstruct.trace.events import NotShown
 from im2win.reconstruct.trace.footprints import Ledger
 from im2win.reconstruct.trace.trace import Trace
 
+FEW = 8  # iterations that are all enumerated
 PERIODS = 2  # iterations of a loop that are enumerated, in rings of buffers
 
 
@@ -106,6 +107,8 @@ def _shortened(unit: Unit, kernel: Kernel) -> Unit:
         if loop.step != 1 or not isinstance(loop.start, Number) or not isinstance(loop.stop, Number):
             raise NotShown(f"line {kernel.line(loop.span[0])}: how often the loop over {loop.name} runs is not known")
         first, last = loop.start.value or 0, loop.stop.value or 0
+        if last - first <= FEW:
+            continue
         ring = period(kernel, loop)
         count = (last - first) % ring + PERIODS * ring
         if count >= last - first:

@@ -17,6 +17,7 @@ OTHERS = 40  # registers for addresses and operands on their way
 MAX_BODY = 4096  # products of a step of a thread, which are unrolled
 SPARE_BYTES = 16
 LANES = 32  # of a warp
+STRIPS = (1, 2, 4)
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
@@ -70,6 +71,7 @@ def _rules(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[tuple[bool, str]
         (channels % tile.block_m == 0, f"`block_m` (={tile.block_m}) must divide the {channels} channels of a group"),
         (tile.block_m % tile.thread_m == 0, f"`thread_m` (={tile.thread_m}) must divide `block_m` (={tile.block_m})"),
         (tile.block_n % tile.thread_n == 0, f"`thread_n` (={tile.thread_n}) must divide `block_n` (={tile.block_n})"),
+        (tile.strip in STRIPS and tile.thread_n % tile.strip == 0, f"`strip` (={tile.strip}) must be {STRIPS} and divide `thread_n` (={tile.thread_n})"),
         (tile.threads <= MAX_THREADS, f"a thread block (={tile.threads}) must have at most {MAX_THREADS} threads"),
         (tile.threads % 32 == 0, f"a thread block (={tile.threads}) must have whole warps of 32 threads"),
         (

@@ -16,6 +16,7 @@ TVM inserts barriers and makes the pipeline. The reconstructor then removes the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from im2win.spec.conv2d import Conv2d
 
 TRANSFORM_THREADS = 256  # of a block that stores a tensor of windows
 VECTOR = 4  # elements of a vector of filters, 16 bytes
+VECTORS = (2, 4)  # elements of vectors of outputs
 SPARE = 4  # elements between rows of windows in shared memory that lanes write down the columns of
 
 
@@ -47,8 +49,7 @@ def kernel(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, tile: Sched
     thread, step = _product(form, tile)
     _operands(form, conv, tile, step)
     form.sch.reverse_compute_at(form.out, thread, preserve_unit_loops=True)
-    for loop in form.sch.get_loops(form.out)[-2:]:
-        form.sch.unroll(loop)
+    _write(form, conv, tile)
     form.sch.decompose_reduction(form.product, step)
     if tile.stages > 1:
         form.sch.annotate(step, "software_pipeline_stage", [0, 0, tile.stages - 1])
@@ -98,6 +99,20 @@ def _product(form: Gemm, tile: ScheduledTile) -> tuple[LoopRV, LoopRV]:
         sch.unroll(loop)
     sch.set_scope(form.product, 0, "local")
     return col, step
+
+
+def _write(form: Gemm, conv: Conv2d, tile: ScheduledTile) -> None:
+    """Stores a thread's outputs: neighbours in memory as vectors, where they begin at multiples of a vector."""
+    sch, (channel, output) = form.sch, form.sch.get_loops(form.out)[-2:]
+    if conv.layout == "NHWC":
+        sch.reorder(output, channel)
+        sch.unroll(output)
+        wide = tile.thread_m // tile.strips[0] in VECTORS and conv.out_channels % (tile.thread_m // tile.strips[0]) == 0
+        (sch.vectorize if wide else sch.unroll)(channel)
+        return
+    sch.unroll(channel)
+    wide = tile.strip in VECTORS and math.prod(conv.output_size) % tile.strip == 0
+    (sch.vectorize if wide else sch.unroll)(output)
 
 
 def _operands(form: Gemm, conv: Conv2d, tile: ScheduledTile, step: LoopRV) -> None:

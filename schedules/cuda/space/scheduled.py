@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
@@ -16,6 +17,7 @@ CHANNELS, OUTPUTS = (32, 48, 64, 96, 128, 256), (32, 64, 96, 128, 256)  # of a t
 OWN = (4, 6, 8, 12, 16)  # channels, or outputs, of a thread
 DEPTHS = (8, 16, 32)  # elements of the sum in a step
 MOST_SUMS, LEAST_SUMS = 128, 16  # of a thread
+LONG = 1024  # products of a sum whose stores no longer count
 THREADS = (64, 128, 256)  # of a block
 
 
@@ -25,6 +27,13 @@ def _channels(conv: Conv2d) -> list[int]:
     return [one for one in CHANNELS if group % one == 0] or [one for one in range(8, 257, 4) if group % one == 0][-2:]
 
 
+def _strips(conv: Conv2d, cols: int) -> list[int]:
+    """Neighbouring outputs of a thread: four, or two; one where vectors of outputs cannot be stored, unless the sums are long."""
+    wide = 4 if cols % 4 == 0 else 2
+    apart = conv.layout == "NCHW" and math.prod(conv.output_size) % wide > 0 and depth(conv) < LONG
+    return [wide, 1] if apart else [wide]
+
+
 def _tiles(conv: Conv2d, rules: str) -> Iterator[ScheduledTile]:
     orders = ("uvc",) if conv.layout == "NHWC" or conv.in_channels // conv.groups >= 16 else ("uvc", "cuv")
     most = -(-depth(conv) // min(DEPTHS))
@@ -32,9 +41,9 @@ def _tiles(conv: Conv2d, rules: str) -> Iterator[ScheduledTile]:
         threads = (m // rows) * (n // cols) if m % rows == 0 and n % cols == 0 else 0
         if threads not in THREADS or not LEAST_SUMS <= rows * cols <= MOST_SUMS:
             continue
-        for order, stages, lanes in itertools.product(orders, (2, 3, 4), (0, LANES)):
+        for order, stages, lanes, strip in itertools.product(orders, (2, 3, 4), (0, LANES), _strips(conv, cols)):
             if stages <= most:
-                yield ScheduledTile(CORE_PRODUCTS[conv.dtype], m, n, k, rows, cols, order, stages, lanes, rules)
+                yield ScheduledTile(CORE_PRODUCTS[conv.dtype], m, n, k, rows, cols, order, stages, lanes, strip, rules)
 
 
 @functools.lru_cache(maxsize=8)

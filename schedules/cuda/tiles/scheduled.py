@@ -24,6 +24,8 @@ class ScheduledTile(BaseTile):
     stages: buffers in shared memory of a pipeline, which copies `stages - 1` steps ahead of the products; 1: copies and products alternate.
     lanes: neighbouring outputs whose elements the lanes of a warp copy at a time: a thread then has few steps of the sum and several outputs,
         whose addresses it computes once; 0: threads take elements in the order of shared memory.
+    strip: neighbouring outputs of a thread; between its strips lie those of its neighbours. 4: operands are read 16 bytes at a time, and outputs
+        stored so where a map's outputs allow it; 1: lanes store neighbouring outputs.
     rules: how the reconstructor rewrites what TVM generates: names of rule sets with "+" between them, or "".
     """
 
@@ -36,6 +38,7 @@ class ScheduledTile(BaseTile):
     order: str
     stages: int
     lanes: int
+    strip: int
     rules: str
 
     @property
@@ -60,8 +63,8 @@ class ScheduledTile(BaseTile):
 
     @property
     def strips(self) -> tuple[int, int]:
-        """(strips of channels, strips of outputs) of a thread, each of at least four: neighbours read neighbouring banks of a strip."""
-        return tuple(2 if size >= 8 and size % 2 == 0 else 1 for size in (self.thread_m, self.thread_n))  # type: ignore[return-value]
+        """(strips of channels, strips of outputs) of a thread: neighbours read neighbouring banks of a strip."""
+        return 2 if self.thread_m >= 8 and self.thread_m % 2 == 0 else 1, self.thread_n // self.strip
 
     @derived
     def accumulators(self) -> int:
@@ -81,8 +84,8 @@ class ScheduledTile(BaseTile):
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """Tiles with equal keys count as alike; the tuner's first population takes one of them."""
-        return self.block_m, self.block_n, self.thread_m, self.thread_n, self.rules
+        return self.block_m, self.block_n, self.thread_m, self.thread_n, self.strip, self.rules
 
     def features(self) -> dict[str, float]:
         """Numerical features of a tile, for the tuner's cost model."""
-        return {"stages": self.stages, "slabs": self.block_k, "asynchronous": "copies" in self.rule_names}
+        return {"stages": self.stages, "slabs": self.block_k, "cols": self.strip, "asynchronous": "copies" in self.rule_names}

@@ -20,7 +20,7 @@ from im2win.spec.conv2d import Conv2d
 pytestmark = pytest.mark.usefixtures("unrestored")
 
 NAMES = [name for name, row in SCHEDULES.items() if isinstance(row.cuda, Scheduled)]
-TILE = ScheduledTile("fma", 32, 32, 8, 4, 4, "uvc", 2, 0, "pipelines+copies")
+TILE = ScheduledTile("fma", 32, 32, 8, 4, 4, "uvc", 2, 0, 4, "pipelines+copies")
 LAYERS = {
     "n2-c8x9x11-k32x3x3-p1-bias-relu": "padding, odd sizes",
     "n1-c3x15x14-k32x5x5-s2-bias-add-relu": "few channels, stride, residual",
@@ -37,7 +37,7 @@ def test_exact(name: str, key: str) -> None:
     conv = Conv2d.parse(key)
     draw = random.Random(f"{name} {key}")
     tiles = [
-        replace(TILE, stages=stages, lanes=lanes, rules=rules, order=draw.choice(("uvc", "cuv")))
+        replace(TILE, stages=stages, lanes=lanes, strip=draw.choice((1, 2, 4)), rules=rules, order=draw.choice(("uvc", "cuv")))
         for stages, lanes, rules in [(2, 0, ""), (draw.choice((2, 3, 4)), 32, "pipelines+copies"), (3, 0, "pipelines+copies")]
     ]
     kernels = [(name, tile) for tile in tiles if not violations(conv, tile, H200)]
