@@ -43,7 +43,7 @@ def pack_of(conv: Conv2d, tile: ScheduledTile) -> FilterPack:
 
 def kernel(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, tile: ScheduledTile) -> Any:
     """The scheduled kernels of a definition: one function over the tensors of `conv.arguments`."""
-    form = gemm(conv, tensors, stage, tile.block_n, tile.block_k)
+    form = gemm(conv, tensors, stage, (tile.block_m, tile.block_n, tile.block_k))
     if form.stage is not None:
         _store(form.sch, form.stage)
     thread, step = _product(form, tile)

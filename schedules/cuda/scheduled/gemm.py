@@ -52,14 +52,15 @@ class Gemm:
     stage: SBlockRV | None
 
 
-def gemm(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, block_n: int, block_k: int) -> Gemm:
+def gemm(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, blocks: tuple[int, int, int]) -> Gemm:
     """Brings a definition into the form of a product, outputs and sums padded to whole blocks and steps.
 
     Args:
         tensors: of the kernel, from a definition of `compute`.
         stage: the algorithm's transform.
-        block_n, block_k: outputs of a thread block, and elements of the sum in a step.
+        blocks: channels and outputs of a thread block, and elements of the sum in a step.
     """
+    block_m, block_n, block_k = blocks
     sch = Schedule(te.create_prim_func(list(tensors)))
     product, out = sch.get_sblock(nest.CONV), sch.get_sblock(nest.OUT)
     transform = _block(sch, stage.name)
@@ -70,8 +71,10 @@ def gemm(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, block_n: int,
     for name in (nest.ROWS, *([nest.TRANSPOSED] if conv.residual else [])):
         sch.compute_inline(sch.get_sblock(name))
     outputs, depth = _fuse_product(sch, product, windows)
-    _fuse_out(sch, conv, out)
+    _fuse_out(sch, conv, out, block_m)
     windows, filters = _padded(sch, product, windows, outputs % block_n > 0 or depth % block_k > 0, (block_n, block_k))
+    # one row for each channel: TVM does not see that (block * m + channel) // m is the block, and would keep sums of whole thread blocks
+    sch.transform_layout(product, ("write", 0), lambda jo, ji, p: (jo * block_m + ji, p))
     return Gemm(sch, product, windows, filters, out, transform)
 
 
@@ -124,13 +127,15 @@ def _axes_of(sch: Schedule, product: SBlockRV, name: str) -> list[int]:
     return [next(place for place, axis in enumerate(axes) if axis.same_as(bounds.min)) for bounds in region.region]
 
 
-def _fuse_out(sch: Schedule, conv: Conv2d, out: SBlockRV) -> None:
-    """Fuses the output's loops to (channel, output). The bias, which is packed by blocks on CPUs, becomes one row."""
+def _fuse_out(sch: Schedule, conv: Conv2d, out: SBlockRV, block_m: int) -> None:
+    """Fuses the output's loops to (block of channels, channel, output). The bias, which is packed by blocks on CPUs, becomes one row."""
     height, width = conv.output_size
-    if conv.layout == "NCHW":
-        sch.transform_block_layout(out, lambda n, j, m, x: (j, (n * height + m) * width + x))
-    else:
-        sch.transform_block_layout(out, lambda n, m, x, j: (j, (n * height + m) * width + x))
+
+    def fused(n: Any, j: Any, m: Any, x: Any) -> tuple[Any, ...]:
+        return j // block_m, j % block_m, (n * height + m) * width + x
+
+    last = conv.layout == "NHWC"
+    sch.transform_block_layout(out, (lambda n, m, x, j: fused(n, j, m, x)) if last else (lambda n, j, m, x: fused(n, j, m, x)))
     for place, region in enumerate(sch.get(out).reads):
         if region.source.name == BIAS:
             channels = int(region.source.shape[1])
