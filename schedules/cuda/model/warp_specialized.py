@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, Estimate
+from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, SECTOR, Estimate
 from im2win.schedules.cuda.model.persistent import STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.fields import field_of
@@ -76,8 +76,15 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     return Estimate(
         compute=apart * cycles / gpu.clock_hz,
         cache=apart * CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
-        memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
+        memory=(_read_bytes(conv, isinstance(field, RearrangedHaloTile) and field.sparse) + conv.output_bytes) / gpu.dram_bytes_s,
         transform=0.0,
         occupancy=resident * tile.threads // 32,
         shared_bytes=field.shared_bytes,
     )
+
+
+def _read_bytes(conv: Conv2d, sparse: bool) -> int:
+    """Bytes of the input that are read: all, or where reading is `sparse` those of every stride-th row, in sectors."""
+    whole = math.prod(conv.input_shape) * conv.itemsize
+    row = -(-conv.width * conv.itemsize // SECTOR) * SECTOR
+    return min(whole, conv.batch * conv.in_channels * conv.output_size[0] * row) if sparse else whole
