@@ -18,7 +18,7 @@ from im2win.spec.conv2d import Conv2d
 MAX_THREADS = 640  # four consumer warpgroups and the producers
 MAX_PRODUCTS = 512  # most products of a step, whose code is unrolled
 SHARED = ("windows", "filters", "accumulators")
-TMA_BOXES = ("halo", "taps", "rearranged", "lines")
+TMA_BOXES = ("halo", "taps", "rearranged", "lines", "copied")
 CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
 LEAST = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
@@ -44,6 +44,15 @@ def no_lines(conv: Conv2d) -> str | None:
     return None if plain else "for windows of more than their own pixel: a 1x1 kernel without stride and padding"
 
 
+def no_copy(conv: Conv2d) -> str | None:
+    """Why no kernel copies the pixels that windows read, as what `tma_boxes` must be instead; None if one does."""
+    if conv.kernel != (1, 1) or any(conv.padding):
+        return "rearranged for windows of more than their own pixel: a 1x1 kernel without padding"
+    if conv.stride == (1, 1) and channel_phases(conv) == 1:
+        return "lines where windows read all pixels and channels begin at multiples of 16 bytes"
+    return None
+
+
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
     """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     reason = unsupported_reason(conv)
@@ -64,6 +73,9 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"
     elif (tile.rearranged or tile.lines) != (conv.layout == "NCHW"):
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged or lines with layout NCHW, and only there, not with {conv.layout}"
+    elif tile.copied:
+        if (reason := no_copy(conv)) is not None:
+            yield f"`tma_boxes` (={tile.tma_boxes}) must be {reason}"
     elif tile.lines and (reason := no_lines(conv)) is not None:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged {reason}"
     if tile.rearranged and tile.window_blocks != 1:

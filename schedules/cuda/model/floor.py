@@ -68,7 +68,7 @@ def persistent(conv: Conv2d, gpu: Gpu, product: str, begin: int) -> Estimate:
 
 
 def least_read(conv: Conv2d) -> float:
-    """Least number of bytes of the input that kernels whose halo tiles TMA copies read: 1x1 kernels with channels first may leave out rows."""
+    """Least number of bytes of the input that is read where TMA copies halo tiles: with channels first 1x1 kernels may leave out rows."""
     skipping = conv.layout == "NCHW" and conv.kernel == (1, 1) and not any(conv.padding)
     rows = conv.output_size[0] if skipping else conv.height
     return math.prod(conv.input_shape) * conv.itemsize * rows / conv.height

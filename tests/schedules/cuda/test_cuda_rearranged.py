@@ -36,7 +36,9 @@ EXACT = {
     "every other row, without the rest": ("rows", 1, "n2-c40x16x16-k64x1x1-s2-float16-bias", rearranged(64, 1, 3, 4, slabs=2)),
     "every other row, whole": ("rows", 1, "n3-c40x12x56-k70x1x1-s2-float16-bias-add-relu", rearranged(64, 1, 2, 28, slabs=2, stages=4)),
     "every other row, short": ("rows", 1, "n3-c72x28x28-k64x1x1-s2-float16-bias", rearranged(64, 1, 7, 14)),
-    "every other row of several images": ("rows", 1, "n5-c40x16x16-k128x1x1-s2-bfloat16", rearranged(128, 3, 8, 8, groups=2, product="wg_bf16")),
+    "every other row of several images": (
+        "rows", 1, "n5-c40x16x16-k128x1x1-s2-bfloat16", rearranged(128, 3, 8, 8, groups=2, product="wg_bf16"),
+    ),
     "every other row, all pixels": ("rows", 1, "n2-c32x7x80-k64x1x1-s2.1-float16-bias", rearranged(64, 1, 2, 80, slabs=2)),
     "every third row": ("rows", 1, "n2-c64x11x16-k64x1x1-s3-float16-add", rearranged(64, 1, 3, 6)),
     "every other row of a run": ("runs", 1, "n2-c32x12x14-k64x3x3-p1-s2-float16-bias", rearranged(64, 1, 2, 7, taps=3)),
