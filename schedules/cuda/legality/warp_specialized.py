@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
+from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import MAX_BOX, M
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.strided_lines import strided_rows
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, channel_phases
 from im2win.spec.conv2d import Conv2d
 
@@ -40,8 +42,11 @@ def unsupported_reason(conv: Conv2d) -> str | None:
 
 def no_lines(conv: Conv2d) -> str | None:
     """Why products cannot take pixels of each channel as they lie in memory; None if they can."""
-    plain = conv.kernel == (1, 1) and conv.stride == (1, 1) and not any(conv.padding)
-    return None if plain else "for windows of more than their own pixel: a 1x1 kernel without stride and padding"
+    if conv.kernel != (1, 1) or any(conv.padding):
+        return "for windows of more than their own pixel: a 1x1 kernel without padding"
+    if conv.stride == (1, 1) or strided_rows(conv):
+        return None
+    return f"or copied: rows of {conv.width} pixels, {conv.stride[0]} apart, do not begin at multiples of {CHUNK} bytes"
 
 
 def no_copy(conv: Conv2d) -> str | None:

@@ -59,7 +59,7 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
-    if least.lines:
+    if least.lines and one.stride == (1, 1):
         widths: Iterable[int] = _eights(width, most)
     else:
         widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)

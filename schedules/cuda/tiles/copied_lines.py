@@ -27,7 +27,7 @@ class CopiedLines(PixelLines):
     """
 
     @property
-    def phases(self) -> int:  # type: ignore[override]
+    def phases(self) -> int:
         """One: every channel of the copy begins at a multiple of 16 bytes."""
         return 1
 
