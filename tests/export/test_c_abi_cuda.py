@@ -42,6 +42,7 @@ from im2win.spec.conv2d import Conv2d
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler on PATH")
 
+STRIDED = Conv2d.parse("n3-c64x14x14-k64x1x1-s2-float16-bias-relu")
 FULL = Conv2d.parse("n2-c8x12x14-k20x3x3-p1-bias-add-relu")
 NHWC = FULL.with_(layout="NHWC", dtype="float16", activation="relu6")
 GROUPS = Conv2d.parse("n1-c16x9x11-k24x3x3-s2-p1-g2-float16-bias")
@@ -100,6 +101,8 @@ CASES = [
     (WIDE, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, pingpong=2)),
     (ODD, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 7, 7, 2, 2, 1, taps=3, tma_boxes="rearranged")),
     (WIDE.with_(layout="NCHW"), "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, tma_boxes="rearranged")),
+    (STRIDED, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 1, 49, 1, 2, 1, images=2, tma_boxes="copied")),
+    (STRIDED.with_(height=8, width=16), "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 2, 8, 1, 2, 1, tma_boxes="lines")),
     (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", WarpSpecializedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
     (WIDE, "implicit_gemm/split_k", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),

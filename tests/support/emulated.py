@@ -137,7 +137,12 @@ def combined(conv: Conv2d, kernels: Sequence[Kernel | Made], edit: Callable[[str
 
 
 def _numbered(launch: Launch, i: int, renamed: dict[str, str]) -> Launch:
-    arguments = tuple(renamed.get(one, one) if isinstance(one, str) else one for one in launch.arguments)
+    def named(one: str | int | TensorMap) -> str | int | TensorMap:
+        if isinstance(one, TensorMap):
+            return replace(one, tensor=renamed.get(one.tensor, one.tensor))
+        return renamed.get(one, one) if isinstance(one, str) else one
+
+    arguments = tuple(map(named, launch.arguments))
     return replace(launch, kernel=launch.kernel.replace("_kernel", f"_{i}_kernel"), arguments=arguments)
 
 

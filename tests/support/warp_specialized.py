@@ -32,7 +32,7 @@ def tile(
 def made(conv: Conv2d, one: WarpSpecializedTile) -> Made:
     assert violations(conv, one, SMALL) == []
     source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
-    return Made(str(one), source, one.pack(conv))
+    return Made(str(one), source, one.pack(conv), ROW.on_gpu.workspace_bytes(conv, one) // conv.itemsize)
 
 
 def check_exact(conv: Conv2d, one: WarpSpecializedTile, seeds: range = range(2)) -> None:

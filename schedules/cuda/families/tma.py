@@ -20,6 +20,7 @@ from im2win.schedules.cuda.model import warp_specialized as warp_specialized_mod
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.cuda.space import persistent as persistent_space
 from im2win.schedules.cuda.space import warp_specialized as warp_specialized_space
+from im2win.schedules.cuda.tiles.fields import copy_bytes
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.accuracy import Accuracy
@@ -40,10 +41,15 @@ class Tma(CudaSchedule, Generic[Tile]):
     model: Callable[[Conv2d, Tile, Gpu], Estimate]
     begin_cycles: int
     kernel: Callable[[Conv2d, Tile, Gpu, str], Any]
+    copy_bytes: Callable[[Conv2d, Tile], int] = lambda conv, tile: 0
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a problem; None if one does."""
         return self.unsupported(conv)
+
+    def workspace_bytes(self, conv: Conv2d, tile: Tile) -> int:
+        """Bytes of the copy of the input that a first kernel makes; 0 where there is none."""
+        return self.copy_bytes(conv, tile)
 
     def tile(self, values: Mapping[str, Any]) -> Tile:
         """The tile with these plain values.
@@ -88,5 +94,6 @@ PERSISTENT = Tma(
 WARP_SPECIALIZED = Tma(
     WarpSpecializedTile, warp_specialized_legality.unsupported_reason, warp_specialized_legality.violations, warp_specialized_space.space,
     warp_specialized_model.estimate, warp_specialized_model.BEGIN_CYCLES, warp_specialized_kernel,
+    copy_bytes,
 )  # fmt: skip
 """Filters and windows in pipeline stages, which producer warps fill and consumer warpgroups empty."""

@@ -20,6 +20,7 @@ from im2win.schedules.cuda.epilogue.lane_exchange import TileEpilogue, tile_epil
 from im2win.schedules.cuda.epilogue.output_columns import StagedOutputs
 from im2win.schedules.cuda.epilogue.staged_planes import StagedPlanes
 from im2win.schedules.cuda.kernels.multistage import arguments
+from im2win.schedules.cuda.kernels.pixel_copy import launch_copy
 from im2win.schedules.cuda.loaders.boxes import Boxes
 from im2win.schedules.cuda.loaders.line_boxes import LineBoxes
 from im2win.schedules.cuda.loaders.raw_boxes import RawBoxes
@@ -28,8 +29,9 @@ from im2win.schedules.cuda.mainloop.pipeline import Pipeline
 from im2win.schedules.cuda.mainloop.registers import left, registers, resident
 from im2win.schedules.cuda.mma.wgmma_lines import LineProduct
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
-from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, pointer
+from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, named, pointer
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
+from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
 from im2win.schedules.cuda.tiles.fields import field_of, flat
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import LANES, PHASES
@@ -43,13 +45,28 @@ def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, n
     """The kernel over the tensors of `conv.arguments`."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
-        tensors = arguments(conv, cast(Any, tile.pack(conv)))
         field = field_of(conv, tile)
+        tensors = _tensors(conv, tile, field)
         boxes = _boxes(conv, field, tensors["data"])
         blocks = staged_grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
             _Kernel(field, tile.steps(conv), tensors, boxes, blocks, bx, tid).run(gpu)
     return builder.get()
+
+
+def _tensors(conv: Conv2d, tile: WarpSpecializedTile, field: StagedHaloTile) -> dict[str, Any]:
+    """Declares the kernel's tensors and returns flat views of them by name.
+
+    Where a first kernel copies pixels it is launched. "data" is then the copy, in the workspace, and the input an argument before it.
+    """
+    pack = cast(Any, tile.pack(conv))
+    if not isinstance(field, CopiedLines):
+        return arguments(conv, pack)
+    source = named("input", T.arg("input", T.buffer(conv.input_shape, conv.dtype)))
+    tensors = arguments(conv, pack, (copy_elements(field),))
+    given = named("input", T.decl_buffer((math.prod(conv.input_shape),), conv.dtype, data=source.data))
+    launch_copy(conv, field, given, tensors["data"])
+    return tensors
 
 
 def _boxes(conv: Conv2d, field: StagedHaloTile, source: Any) -> Boxes:

@@ -26,16 +26,19 @@ class RawBoxes(Boxes):
 
     def __init__(self, field: RearrangedHaloTile, source: Any) -> None:
         conv = field.conv
-        plane, row_bytes = conv.height * conv.width, LINE * conv.itemsize
+        plane, row_bytes, row_step = conv.height * conv.width, field.line * conv.itemsize, field.row_step
         image, sizes, strides = conv.in_channels * plane, (0, 0, 0, 0), (0, 0, 0)
-        if field.form == "rows":
+        if field.sparse:
+            sizes = conv.width, conv.in_channels, conv.output_size[0], conv.batch
+            strides, row_step = (plane, conv.stride[0] * conv.width, image), 1
+        elif field.form == "rows":
             sizes, strides = (conv.width, conv.in_channels, conv.height, conv.batch), (plane, conv.width, image)
         elif field.form == "runs":
             sizes, strides = (plane, conv.in_channels, conv.batch, 1), (plane, image, conv.batch * image)
         else:
             sizes, strides = (field.run, image // field.run, conv.batch, 1), (field.run, image, conv.batch * image)
             row_bytes = CHUNK
-        super().__init__(field, source, sizes, strides, field.raw_box, (1, 1, field.row_step, 1), row_bytes)
+        super().__init__(field, source, sizes, strides, field.raw_box, (1, 1, row_step, 1), row_bytes)
 
     def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr) -> None:
         """See `Boxes.copy`. Every block copies for itself."""
@@ -46,7 +49,9 @@ class RawBoxes(Boxes):
         call("expect_bytes", full, field.raw_boxes * field.box_elements * conv.itemsize)
         for number in range(field.raw_boxes):
             at: tuple[Expr, Expr, Expr, Expr]
-            if field.form == "rows":
+            if field.sparse:
+                at = number * field.line, first, row * tile.rows, n
+            elif field.form == "rows":
                 at = x - field.lead + number * LINE, first, y, n
             elif field.form == "runs":
                 begin = x if field.one_row else y * conv.width - field.lead_of(row)
@@ -81,8 +86,10 @@ class RawBoxes(Boxes):
             from_ = (image * field.channels * field.raw_cols * field.raw_rows) // EIGHT + within
             exists.append(within * EIGHT - lead < field.raw_rows * field.raw_cols)
         else:
-            line = (row if field.form == "rows" else image) * field.channels
-            from_ = within // (LINE // EIGHT) * (field.box_elements // EIGHT) + line * (LINE // EIGHT) + within % (LINE // EIGHT)
+            line, per_line = (row if field.form == "rows" else image) * field.channels, field.line // EIGHT
+            if field.sparse:
+                line = (image * rows + row) * field.channels
+            from_ = within // per_line * (field.box_elements // EIGHT) + line * per_line + within % per_line
         if field.form == "rows":
             conditions.append(col < field.raw_cols)
             y, x = row * field.row_step, col
@@ -110,4 +117,5 @@ class RawBoxes(Boxes):
             call(f"rearrange_images<{warps}, {quads}, {field.phases}, {eights}>", to, from_, pointer(places, 0), unit, warp, pixels)
             return
         which = self.place(output_tile)[1] % len(field.leads) * (eights * EIGHT) if len(field.leads) > 1 else 0
-        call(f"rearrange_lines<{warps}, {quads}, {eights}>", to, from_, pointer(places, which), unit, warp)
+        name = "rearrange_lines" if field.line == LINE else "rearrange_short_lines"
+        call(f"{name}<{warps}, {quads}, {eights}>", to, from_, pointer(places, which), unit, warp)

@@ -70,6 +70,12 @@ __device__ __forceinline__ unsigned swizzled(const void* at) {
   return address ^ (address >> 3 & 0x70);
 }
 
+// The same for a swizzle of 64 bytes.
+__device__ __forceinline__ unsigned swizzled_short(const void* at) {
+  const unsigned address = shared_address(at);
+  return address ^ (address >> 3 & 0x30);
+}
+
 // Four matrices of eight rows of eight two-byte elements; lane 8 * m + r gives the address of row r of matrix m.
 struct Matrices {
   unsigned words[4];
@@ -95,6 +101,11 @@ __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.
 inline const void* swizzled(const void* at) {
   const auto address = reinterpret_cast<uintptr_t>(at);
   return reinterpret_cast<const void*>(address ^ (address >> 3 & 0x70));
+}
+
+inline const void* swizzled_short(const void* at) {
+  const auto address = reinterpret_cast<uintptr_t>(at);
+  return reinterpret_cast<const void*>(address ^ (address >> 3 & 0x30));
 }
 
 struct Matrices {
@@ -177,6 +188,22 @@ __device__ __forceinline__ void rearrange_lines(void* stage, const void* raw, co
     Matrices matrices[8];
     for (int i = 0; i < many; ++i) place[i] = places[(first + i) * 8 + lane % 8];
     for (int i = 0; i < 8; ++i) matrices[i].load_transposed(swizzled(from + (place[i / quads] >> 16) * 16 + i % quads * 4096));
+    for (int i = 0; i < 8; ++i) matrices[i].store(to + (place[i / quads] & 0xffff) * 16 + i % quads * 4 * unit);
+  }
+}
+// The same from lines of 32 pixels of each channel.
+template <int warps, int quads, int count>
+__device__ __forceinline__ void rearrange_short_lines(void* stage, const void* raw, const int* places, int unit, int warp) {
+  const int lane = threadIdx.x % 32;
+  char* const to = static_cast<char*>(stage) + lane / 8 * unit;
+  const char* const from = static_cast<const char*>(raw) + lane * 64;
+  constexpr int many = 8 / quads;
+#pragma unroll 1
+  for (int first = warp * many; first < count; first += warps * many) {
+    int place[many];
+    Matrices matrices[8];
+    for (int i = 0; i < many; ++i) place[i] = places[(first + i) * 8 + lane % 8];
+    for (int i = 0; i < 8; ++i) matrices[i].load_transposed(swizzled_short(from + (place[i / quads] >> 16) * 16 + i % quads * 2048));
     for (int i = 0; i < 8; ++i) matrices[i].store(to + (place[i / quads] & 0xffff) * 16 + i % quads * 4 * unit);
   }
 }

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
-from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_lines, unsupported_reason, violations
+from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_copy, no_lines, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import ADDRESSES, enough
 from im2win.schedules.cuda.mainloop.registers import MOST as MOST_REGISTERS
 from im2win.schedules.cuda.model.warp_specialized import estimate
@@ -35,6 +35,7 @@ CLUSTERS = (
     (2, "accumulators"), (4, "accumulators"), (8, "accumulators"),
 )  # fmt: skip
 SUMS = (1, 2, 4)  # blocks that share accumulators, for which shapes are chosen
+COPIED_PHASES = 4  # phases of channels from which on a copy without them is worth a trial
 COPIES = 6  # most pipeline stages of filters
 
 
@@ -58,7 +59,7 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
-    if least.lines:
+    if least.lines and one.stride == (1, 1):
         widths: Iterable[int] = _eights(width, most)
     else:
         widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)
@@ -116,7 +117,7 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))
-    slab_counts = (4, 2, 1) if boxes == "lines" else (2, 1)
+    slab_counts = (4, 2, 1) if boxes in ("lines", "copied") else (2, 1)
     for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, slab_counts, taps, CLUSTERS):
         more = {"images": images, "taps": tap, "pingpong": pingpong, "shared": shared, "tma_boxes": boxes}
         tile = WarpSpecializedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
@@ -135,7 +136,8 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
     found: list[WarpSpecializedTile] = []
     forms: tuple[str, ...] = ("halo", "taps") if math.prod(conv.kernel) > 1 else ("halo",)
     if conv.layout == "NCHW":
-        forms = ("rearranged",) if no_lines(conv) else ("rearranged", "lines")
+        copied = no_copy(conv) is None and (conv.stride != (1, 1) or channel_phases(conv) >= COPIED_PHASES)
+        forms = ("rearranged", *(["lines"] if no_lines(conv) is None else []), *(["copied"] if copied else []))
     for shape, boxes in itertools.product(SHAPES, forms):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:

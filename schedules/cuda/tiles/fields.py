@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import functools
 
+from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements, of_copy
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
+from im2win.schedules.cuda.tiles.strided_lines import StridedLines
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-_KINDS: dict[str, type[StagedHaloTile]] = {"rearranged": RearrangedHaloTile, "lines": PixelLines}
+_KINDS: dict[str, type[StagedHaloTile]] = {"rearranged": RearrangedHaloTile, "lines": PixelLines, "copied": CopiedLines}
 
 
 @functools.lru_cache(maxsize=4096)
 def field_of(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
     """The halo tile of a problem."""
+    if tile.copied:
+        return halo_tile(of_copy(conv), tile)
     return halo_tile(of_a_tap(conv) if tile.tma_boxes == "taps" else flat(conv), tile)
 
 
 def halo_tile(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
     """The halo tile of the problem that it is copied from."""
+    if tile.tma_boxes == "lines" and conv.stride != (1, 1):
+        return StridedLines(conv, tile)
     return _KINDS.get(tile.tma_boxes, StagedHaloTile)(conv, tile)
+
+
+def copy_bytes(conv: Conv2d, tile: WarpSpecializedTile) -> int:
+    """Bytes of the copy of the input that the first kernel of a tile makes; 0 where there is none."""
+    field = field_of(conv, tile)
+    return copy_elements(field) * conv.itemsize if isinstance(field, CopiedLines) else 0
 
 
 @functools.lru_cache(maxsize=1024)

@@ -41,6 +41,11 @@ class PixelLines(StagedHaloTile):
         return [phase * self.conv.width % self.tile.unit for phase in range(self.phases)]
 
     @derived
+    def axes(self) -> tuple[int, int, int]:
+        """(elements of the channels of all phases, channels of a phase, images) of the tensor that boxes are cut from."""
+        return self.phases * self.conv.width, self.conv.in_channels // self.phases, self.conv.batch
+
+    @derived
     def channels(self) -> int:
         """Channels of a step."""
         return self.tile.units * self.tile.unit

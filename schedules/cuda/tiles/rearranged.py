@@ -21,7 +21,8 @@ class RearrangedHaloTile(StagedHaloTile):
 
     What raw boxes bring, in `form`, depends on what begins at a multiple of 16 bytes, as TMA requires.
     "runs": lines of 64 neighbouring pixels of one channel, the same pixels of all channels of a step one after the other. Lines are cut
-    from whole input rows without gaps. "rows": the same with lines cut from each row, for tiles narrower than the output.
+    from whole input rows without gaps. "rows": the same with lines cut from each row, for tiles narrower than the output, or where windows
+    read only some of the rows (`sparse`).
     "images": all pixels of whole images, as they lie in memory. `phases` channels then begin at as many places modulo 16 bytes.
 
     Zeros around an image that lie in no box come from threads, which clear stages once.
@@ -34,7 +35,21 @@ class RearrangedHaloTile(StagedHaloTile):
         """What raw boxes bring: "runs", "rows" or "images"."""
         if self.phases > 1:
             return "images"
-        return "runs" if self.one_row or self.tile.cols == self.conv.output_size[1] else "rows"
+        whole = self.one_row or self.tile.cols == self.conv.output_size[1]
+        return "runs" if whole and not self.sparse else "rows"
+
+    @derived
+    def sparse(self) -> bool:
+        """Whether raw boxes leave out rows between those that windows of whole rows read, as a tensor map of every stride-th row does."""
+        conv, down = self.conv, self.conv.stride[0]
+        alone = down > 1 and conv.kernel == (1, 1) and not any(conv.padding)
+        aligned = self.phases == 1 and down * conv.width % self.tile.unit == 0
+        return alone and aligned and self.tile.cols == conv.output_size[1]
+
+    @derived
+    def line(self) -> int:
+        """Pixels of a channel that lie side by side in a raw box of runs or rows."""
+        return LINE // 2 if self.sparse and self.raw_cols <= LINE // 2 else LINE
 
     @derived
     def phases(self) -> int:
@@ -56,7 +71,7 @@ class RearrangedHaloTile(StagedHaloTile):
             if tile.units % self.phases:
                 return f"`slabs` (={tile.slabs}) must be 2: 16 bytes hold every {self.phases}th channel"
             return None if self.run else f"`slabs` (={tile.slabs}) must divide channels in equal steps"
-        if self.form == "rows" and conv.width % unit:
+        if self.form == "rows" and conv.width % unit and not self.sparse:
             return f"`cols` (={tile.cols}) must be {width}: rows of {conv.width} pixels do not begin at multiples of {CHUNK} bytes"
         if tile.cols != width and tile.cols * conv.stride[1] % unit:
             return f"`cols` (={tile.cols}) times the stride must be a multiple of {unit}: boxes begin at multiples of {CHUNK} bytes"
@@ -146,19 +161,21 @@ class RearrangedHaloTile(StagedHaloTile):
             return self.run, self.channels * self.raw_rows * self.raw_cols // max(self.run, 1), self.tile.images, 1
         if self.form == "runs":
             return LINE, self.channels, self.tile.images, 1
+        if self.sparse:
+            return self.line, self.channels, self.raw_rows, self.tile.images
         return LINE, self.channels, (self.raw_rows - 1) * self.row_step + 1, 1
 
     @derived
     def raw_boxes(self) -> int:
         """Raw boxes of a step, one after the other in a stage."""
-        return 1 if self.form == "images" else -(-self.eights[2] * EIGHT // LINE)
+        return 1 if self.form == "images" else -(-self.eights[2] * EIGHT // self.line)
 
     @derived
     def box_elements(self) -> int:
         """Elements of a raw box."""
         if self.form == "images":
             return self.tile.images * self.channels * self.raw_rows * self.raw_cols
-        return self.tile.images * (self.raw_rows if self.form == "rows" else 1) * self.channels * LINE
+        return self.tile.images * (self.raw_rows if self.form == "rows" else 1) * self.channels * self.line
 
     @derived
     def pixels(self) -> int:

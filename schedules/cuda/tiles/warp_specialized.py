@@ -40,6 +40,7 @@ class WarpSpecializedTile(PersistentTile):
         what one tap reads, a pixel for every output, so that no column of a product lies between outputs. "rearranged", channels first:
         pixels of each channel as they lie in memory, from which two more producer warps gather the channels of every pixel. "lines",
         channels first, 1x1 kernels: pixels of each channel as they lie in memory, of which products take 64 of each channel as they are.
+        "copied": the same from a copy, which a first kernel makes of the pixels that windows read; see `tiles.copied_lines`.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (("shared", "tma_boxes"))
@@ -54,7 +55,8 @@ class WarpSpecializedTile(PersistentTile):
 
     def pack(self, conv: Conv2d) -> ChunkPack:
         """The packing of filters."""
-        return ChunkPack(self.block_m, self.slabs, channel_run(conv), channel_phases(conv) if conv.layout == "NCHW" else 1)
+        phases = channel_phases(conv) if conv.layout == "NCHW" and not self.copied else 1
+        return ChunkPack(self.block_m, self.slabs, channel_run(conv), phases)
 
     def steps(self, conv: Conv2d) -> int:
         """Steps of a tile of outputs: one for each block of channels, and for each tap where `tma_boxes` is "taps"."""
@@ -110,7 +112,12 @@ class WarpSpecializedTile(PersistentTile):
     @property
     def lines(self) -> bool:
         """Whether products take pixels of each channel as they lie in memory."""
-        return self.tma_boxes == "lines"
+        return self.tma_boxes in ("lines", "copied")
+
+    @property
+    def copied(self) -> bool:
+        """Whether a first kernel copies the pixels that windows read."""
+        return self.tma_boxes == "copied"
 
     @derived
     def threads(self) -> int:

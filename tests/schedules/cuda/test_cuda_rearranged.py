@@ -34,6 +34,13 @@ EXACT = {
     "four channels together": ("images", 4, "n5-c72x5x6-k128x3x3-float16-bias", rearranged(128, 3, 3, 4, groups=2)),
     "every other row and pixel": ("rows", 1, "n2-c32x16x32-k64x3x3-p1-s2-float16", rearranged(64, 1, 3, 8, taps=3)),
     "every other row, without the rest": ("rows", 1, "n2-c40x16x16-k64x1x1-s2-float16-bias", rearranged(64, 1, 3, 4, slabs=2)),
+    "every other row, whole": ("rows", 1, "n3-c40x12x56-k70x1x1-s2-float16-bias-add-relu", rearranged(64, 1, 2, 28, slabs=2, stages=4)),
+    "every other row, short": ("rows", 1, "n3-c72x28x28-k64x1x1-s2-float16-bias", rearranged(64, 1, 7, 14)),
+    "every other row of several images": (
+        "rows", 1, "n5-c40x16x16-k128x1x1-s2-bfloat16", rearranged(128, 3, 8, 8, groups=2, product="wg_bf16"),
+    ),
+    "every other row, all pixels": ("rows", 1, "n2-c32x7x80-k64x1x1-s2.1-float16-bias", rearranged(64, 1, 2, 80, slabs=2)),
+    "every third row": ("rows", 1, "n2-c64x11x16-k64x1x1-s3-float16-add", rearranged(64, 1, 3, 6)),
     "every other row of a run": ("runs", 1, "n2-c32x12x14-k64x3x3-p1-s2-float16-bias", rearranged(64, 1, 2, 7, taps=3)),
     "every other pixel of images": ("images", 8, "n3-c64x7x7-k64x1x1-s2-float16", rearranged(64, 2, 4, 4, slabs=2)),
     "steps of two": ("runs", 1, "n1-c32x10x16-k64x3x3-p2-d2-float16", rearranged(64, 1, 5, 16, taps=3)),
