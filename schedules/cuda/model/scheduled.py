@@ -11,13 +11,14 @@ from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
 from im2win.spec.conv2d import Conv2d
 
 LANES = 32
-FMA_ISSUES = 1.1  # of a product
-OPERAND_ISSUES = 2.0  # of 16 bytes that a thread reads from shared memory
-COPY_ISSUES = 16.0  # of an element of windows, with its address and condition
-VECTOR_ISSUES = 8.0  # of a vector of filters
-FEW_WARPS = 8.0  # of a scheduler's, with which it always finds one that can go on: with fewer, the time grows
-STEP_CYCLES = 60.0  # of a step with nothing to hide its barrier
-BEGIN_CYCLES = 2500.0  # of a thread block's first copies and last stores
+FMA_ISSUES = 0.87  # of a product; with the others below, which overlap in part
+OPERAND_ISSUES = 2.9  # of a read of shared memory: 16 bytes of filters, a strip of windows
+COPY_ISSUES = 7.2  # of an element of windows
+PADDED_ISSUES = 7.1  # more of an element with a condition on its place in the image
+DECODE_ISSUES = 11.4  # of a step of the sum whose channel and tap a thread computes
+STORE_CYCLES = 40.0  # of a warp's scheduler for a store of outputs
+FEW_WARPS = 2.8  # of a scheduler's, with which it always finds one that can go on; with fewer the time grows
+STEP_CYCLES = 128.0  # of a step with nothing to hide its barrier
 BLOCKS = 32  # most of a multiprocessor
 
 
@@ -37,14 +38,10 @@ def estimate(conv: Conv2d, tile: ScheduledTile, gpu: Gpu, stored: int) -> Estima
     outputs, steps = conv.batch * math.prod(conv.output_size), -(-depth(conv) // tile.block_k)
     blocks = -(-outputs // tile.block_n) * (conv.out_channels // tile.block_m)
     running = min(resident(conv, tile, gpu), -(-blocks // gpu.multiprocessors))
-    warps = tile.threads // LANES
-    operands = tile.block_k * (tile.thread_m + tile.thread_n) / 4
-    copies = tile.block_k * tile.block_n / tile.threads * COPY_ISSUES
-    copies += tile.block_k * tile.block_m / 4 / tile.threads * VECTOR_ISSUES
-    issues = tile.block_k * tile.accumulators * FMA_ISSUES + operands * OPERAND_ISSUES + copies
-    busy = running * warps / SCHEDULERS
-    idle = max(FEW_WARPS / busy, 1.0) ** 0.5
-    cycles = steps * (issues * busy * idle + STEP_CYCLES) + BEGIN_CYCLES
+    busy = running * tile.threads / LANES / SCHEDULERS
+    issues = tile.block_k * (tile.accumulators * FMA_ISSUES + (tile.thread_m / 4 + tile.thread_n / tile.strip) * OPERAND_ISSUES)
+    issues += _copy_issues(conv, tile)
+    cycles = steps * (issues * busy * max(FEW_WARPS / busy, 1.0) ** 0.5 + STEP_CYCLES) + _stores(conv, tile) * STORE_CYCLES * busy
     waves = blocks / (gpu.multiprocessors * running)
     given = math.prod(conv.input_shape) * conv.itemsize
     return Estimate(
@@ -52,9 +49,28 @@ def estimate(conv: Conv2d, tile: ScheduledTile, gpu: Gpu, stored: int) -> Estima
         cache=blocks * steps * tile.block_k * (tile.block_m + tile.block_n) * conv.itemsize / gpu.l2_bytes_s,
         memory=((stored or given) + conv.output_bytes * (1 + conv.residual)) / gpu.dram_bytes_s,
         transform=((given + 2 * stored) / gpu.dram_bytes_s + LAUNCH_S) if stored else 0.0,
-        occupancy=running * warps,
+        occupancy=running * tile.threads // LANES,
         shared_bytes=shared_bytes(conv, tile),
     )
+
+
+def _copy_issues(conv: Conv2d, tile: ScheduledTile) -> float:
+    """Instructions with which a thread copies its windows of a step; those of filters are hidden."""
+    elements = tile.block_k * tile.block_n / tile.threads
+    if tile.order == "uvc" and conv.in_channels // conv.groups >= tile.block_k:
+        decoded = 1.0  # the channels of one tap
+    elif tile.lanes:
+        decoded = tile.block_k * LANES / tile.threads
+    else:
+        decoded = tile.block_k / max(tile.threads / tile.block_n, 1)
+    return elements * (COPY_ISSUES + PADDED_ISSUES * any(conv.padding)) + decoded * DECODE_ISSUES
+
+
+def _stores(conv: Conv2d, tile: ScheduledTile) -> float:
+    """Stores of outputs of a thread, those that write parts of sectors counted more than once."""
+    if conv.layout == "NHWC" or math.prod(conv.output_size) % tile.strip == 0:
+        return tile.accumulators / tile.strip
+    return tile.accumulators * tile.strip**0.5
 
 
 def floor(conv: Conv2d, gpu: Gpu, stored: int) -> float:
