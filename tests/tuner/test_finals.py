@@ -96,7 +96,7 @@ def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome
         return [answers.pop(0)]
 
     runner = SimpleNamespace(call=call, close=lambda: did.append("closed"))
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner, fleet=None))  # type: ignore[arg-type]
     measurement.libraries[session.default.key] = tmp_path / "1.so"
     assert measurement.run_finals([session.default], samples=16, seconds=0.3) == [joined]
     assert did == [8, "closed", 8]
@@ -113,7 +113,7 @@ def test_what_the_first_process_drops_is_not_in_the_second(tmp_path: Path, machi
         return [Outcome("ok", samples_s=[1e-3] * 2, error=0.0), Outcome("ok", samples_s=[2e-3], error=0.0)][: len(job.candidates)]
 
     runner = SimpleNamespace(call=call, close=lambda: None)
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner, fleet=None))  # type: ignore[arg-type]
     measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((fast, slow))}
     assert [one.samples_s for one in measurement.run_finals([fast, slow], samples=4, seconds=0.1)] == [[1e-3] * 4, [2e-3]]
     assert asked == [2, 1]
@@ -132,7 +132,7 @@ def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path
         return [Outcome("ok", samples_s=[1e-3] * job.samples, error=0.0) for _ in job.candidates]
 
     runner = SimpleNamespace(call=call, close=lambda: None)
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner, fleet=None))  # type: ignore[arg-type]
     measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((good, bad, other))}
     guilty.append(measurement.libraries[bad.key])
     outcomes = measurement.run_finals([good, bad, other], samples=4, seconds=0.1)
