@@ -9,6 +9,7 @@ what was measured until then is in the log.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -74,6 +75,14 @@ class Answer:
     def verdict(self) -> bool:
         """Whether it speaks against a candidate."""
         return isinstance(self.result, WorkerError) or any(one.outcome != "ok" for one in self.result)
+
+
+    @property
+    def why(self) -> str:
+        """The first verdict, in words."""
+        if isinstance(self.result, WorkerError):
+            return f"{self.result.kind}: {self.result}"
+        return next((f"{one.outcome}: {one.message}" for one in self.result if one.outcome != "ok"), "ok")
 
 
 @dataclass(eq=False)
@@ -156,7 +165,8 @@ class Fleet:
         self._lonely = time.monotonic()
         self._device: Device | None = None
         self.faults: Counter[str] = Counter()
-        self.refused: dict[str, str] = {}  # by worker, why
+        self.refused: dict[str, str] = {}  # by worker, why it cannot be used now
+        self.dropped: dict[str, str] = {}  # by worker, why it is not used any more
         self.done: Counter[str] = Counter()  # jobs of each worker
         self._key = self._chosen(checked_key(key), device)
         self._threads = [threading.Thread(target=self._recruit, name="im2win-fleet", daemon=True)]
@@ -365,9 +375,11 @@ class Fleet:
         if self._key.partition("/")[2] != model:
             raise MessageError(f"its device is {model}, and this run's is {self._key.partition('/')[2]}: times of both cannot be compared")
         if self._device is not None and device != self._device:
-            raise MessageError(f"its {model} has other properties ({device}) than that of this run's first worker ({self._device})")
-        if self.faults[name] >= MOST_FAULTS:
-            raise MessageError(f"it was dropped after {counted(self.faults[name], 'fault')}")
+            here, there = dataclasses.asdict(self._device), dataclasses.asdict(device)
+            other = ", ".join(f"{name} {value}, not {here.get(name)}" for name, value in there.items() if value != here.get(name))
+            raise MessageError(f"its {model} has other properties than that of this run's first worker ({other})")
+        if name in self.dropped:
+            raise MessageError(self.dropped[name])
 
     def _refuse(self, name: str, why: str, channel: Channel | None = None) -> None:
         if channel is not None:
@@ -407,7 +419,7 @@ class Fleet:
     def _next(self, link: Link) -> _Task | None:
         """The next task for a worker; None if there will be none for it."""
         with self._lock:
-            while not self._closing and self._failure is None and self.faults[link.name] < MOST_FAULTS:
+            while not self._closing and self._failure is None and link.name not in self.dropped:
                 for task in self._tasks:
                     if self._may(link.name, task):
                         self._tasks.remove(task)
@@ -450,11 +462,11 @@ class Fleet:
             if self._closing:
                 return
             if isinstance(error, UnfitError):
-                self.faults[link.name] = MOST_FAULTS - 1
-                self.refused[link.name] = str(error)
+                self.dropped[link.name] = self.refused[link.name] = str(error).rstrip(".")
+                _log.warning("worker %s is dropped: %s.", link.name, self.dropped[link.name])
             else:
                 task.deaths.add(link.name)
-            self._fault(link.name, str(error))
+                self._fault(link.name, str(error).rstrip("."))
             if not task.future.done() and len(task.deaths) >= MOST_FAULTS:
                 why = f"{counted(len(task.deaths), 'worker')} failed with it, the last one since {error}"
                 task.future.set_result(Answer(WorkerError("crashed", why), link.name))
@@ -465,7 +477,9 @@ class Fleet:
 
     def _fault(self, name: str, why: str) -> None:
         self.faults[name] += 1
-        dropped = " It is dropped." if self.faults[name] >= MOST_FAULTS else ""
+        dropped = ""
+        if self.faults[name] >= MOST_FAULTS:
+            self.dropped[name], dropped = f"it was dropped after {counted(self.faults[name], 'fault')}, the last one: {why}", " It is dropped."
         _log.warning("worker %s failed (%d of %d): %s; its job goes to another one.%s", name, self.faults[name], MOST_FAULTS, why, dropped)
 
     def _settle(self, link: Link, task: _Task, answer: Answer) -> None:
@@ -483,7 +497,7 @@ class Fleet:
                 self._lock.notify_all()
                 return
             if task.verdict is not None and not answer.verdict:
-                self._fault(task.verdict.worker, "it finds fault with candidates that another worker finds right")
+                self._fault(task.verdict.worker, f"it says {task.verdict.why}, and another worker finds nothing")
                 self._lock.notify_all()
             task.future.set_result(answer)
 

@@ -181,8 +181,8 @@ def read_job(values: dict[str, Any], libraries: Sequence[bytes], folder: Path, l
     if not all(len(pixel) == 3 and all(0 <= at < size for at, size in zip(pixel, sizes, strict=True)) for pixel in found.probe):
         raise MessageError("`probe` must be pixels of the output.")
     tried = []
-    for place, (one, library) in enumerate(zip(candidates, libraries, strict=True)):
-        path = _stored(library, one.sha256, folder / f"{place}.so")
+    for one, library in zip(candidates, libraries, strict=True):
+        path = _stored(library, one.sha256, folder)
         if not 0 <= one.workspace_bytes <= limits.tensor_bytes:
             raise MessageError(f"`workspace_bytes` (={one.workspace_bytes}) must be from 0 to {limits.tensor_bytes}.")
         try:
@@ -202,11 +202,13 @@ def _conv(key: str) -> Conv2d:
         raise MessageError(str(error)) from None
 
 
-def _stored(library: bytes, sha256: str, path: Path) -> Path:
-    """The library's file, once it is the one that was announced."""
+def _stored(library: bytes, sha256: str, folder: Path) -> Path:
+    """The library's file, once it is the one that was announced. No file is written into: a process may have mapped it."""
     if hashlib.sha256(library).hexdigest() != sha256:
         raise MessageError("a library is not the one that its job names.")
-    path.write_bytes(library)
+    path = folder / f"{sha256}.so"
+    if not path.exists():
+        path.write_bytes(library)
     return path
 
 

@@ -193,6 +193,9 @@ class Server:
         except WorkerError as error:
             channel.send({"failed": error.kind, "message": str(error), "killed": error.killed})
             return
+        finally:
+            for candidate in job.candidates:
+                candidate.path.unlink(missing_ok=True)
         channel.send(*answer_message(outcomes))
 
     def _measured(self, channel: Channel, job: RunJob, limit_s: float) -> list[Outcome]:
