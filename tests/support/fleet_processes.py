@@ -1,7 +1,7 @@
 """Trackers and workers of fleets for tests, each a process that can be killed.
 
-One process imports TVM once and forks all of them: run as a script, it reads a line of JSON for each on stdin and prints the process' number
-and, of a tracker, its port.
+One process imports TVM once and forks all of them: its `main` reads a line of JSON for each on stdin and prints the process' number and the
+port that it listens on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Processes:
     """What was started, to be ended by `close`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.pids, self._count = folder, list[int](), 0
+        self.folder, self.pids, self.pids_of, self._count = folder, list[int](), dict[str, list[int]](), 0
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])}
         environment.pop("IM2WIN_SECRET", None)
         self._zygote = subprocess.Popen(
@@ -54,7 +54,9 @@ class Processes:
         """
         self._count += 1
         log = self.folder / f"worker-{self._count}.log"
-        return int(self._start(what="worker", port=port, key=key, log=str(log), **how)["pid"]), log
+        pid = int(self._start(what="worker", port=port, key=key, log=str(log), **how)["pid"])
+        self.pids_of.setdefault(key, []).append(pid)
+        return pid, log
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a worker, and to nothing that it started."""
@@ -62,10 +64,6 @@ class Processes:
 
     def close(self) -> None:
         """Ends everything."""
-        for pid in self.pids:
-            for number in (signal.SIGCONT, signal.SIGTERM):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
         assert self._zygote.stdin is not None and self._zygote.stdout is not None
         self._zygote.stdin.close()
         self._zygote.wait(30)
@@ -93,15 +91,16 @@ def wait_for(said: str, log: Path, seconds: float = 20.0) -> None:
 
 
 def main() -> None:
-    import tvm.rpc.tracker
 
     import im2win.tuner.fleet.server  # noqa: F401 - what workers need
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    pids = []
     for line in sys.stdin:
         what = json.loads(line)
         answer_read, answer_write = os.pipe()
-        if not os.fork():
+        pids.append(os.fork())
+        if not pids[-1]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
             os.close(0)
@@ -110,6 +109,11 @@ def main() -> None:
         os.close(answer_write)
         with os.fdopen(answer_read) as answer:
             print(answer.read(), flush=True)
+    for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(0.3 if number == signal.SIGTERM else 0)  # for workers to remove what they made
 
 
 def _run(what: dict[str, Any], answer: int) -> None:

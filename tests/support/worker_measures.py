@@ -1,7 +1,7 @@
 """A runner's `main` for tests of fleets: a candidate's library is a text that says what measuring it does, and no kernel runs.
 
-"ok SECONDS", "wrong", "crash", "hang", "sleep SECONDS" (then ok), "kill PID", "segfault once FILE". The environment variable BEHAVIOUR makes
-the worker itself "lie" (outputs that are not the problem's), "accuse" (every candidate is wrong) or "rubbish" (no outcomes at all).
+"ok SECONDS", "wrong", "crash", "hang", or "sleep SECONDS" (then ok). The environment variable BEHAVIOUR makes the worker itself "lie" (its
+outputs are not the problem's), "accuse" (every candidate is wrong) or answer with "rubbish" (what is no outcome).
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def handle(job: RunJob) -> Any:
         word, *rest = candidate.path.read_text().split()
         if word == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
-        if word == "kill":
-            os.kill(int(rest[0]), signal.SIGKILL)
         if word in ("hang", "sleep"):
             time.sleep(600 if word == "hang" else float(rest[0]))
         if word == "wrong" or behaviour == "accuse":

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet_processes import Processes, processes, wait_for
+from paths import ROOT
 from sessions import SMALL
 
 import im2win
@@ -207,7 +211,7 @@ def test_without_workers_a_run_ends_and_says_what_to_do(started: Processes, port
         answer = measure(fleet, "sleep 5")
         time.sleep(0.2)
         started.kill(pid)
-        with pytest.raises(FleetError, match=f"no worker with key .*{key}.* for 2 s: start one with `im2win worker --tracker 127.0.0.1:{port}"):
+        with pytest.raises(FleetError, match=f"no worker with key .*{key}.* for 2 s: start one with `im2win worker --tracker 127.0.0.1:"):
             answer.result(30)
         with pytest.raises(FleetError):
             measure(fleet, "ok 1").result(30)
@@ -272,9 +276,9 @@ def test_a_secret_opens_both_sides(started: Processes, port: int, key: str, meas
 def test_too_large_an_upload_is_refused_before_it_is_read(started: Processes, port: int, key: str, measure: Measure) -> None:
     """By the tuner, which knows the limit; and by the worker, where a tuner does not care. It goes on afterwards."""
     _, log = started.worker(port, key, **FAKE, limits={"upload_bytes": 4000})
-    with gathered(port, key, wait_s=2.0) as fleet:
-        with pytest.raises(FleetError, match=r"was refused: it takes 4000 bytes at once, and the job has 50000: give it a higher --upload-limit"):
-            measure(fleet, "ok 1.0" + " " * 49_994).result(30)
+    said = "was refused: it takes 4000 bytes at once, and the job has 50000: give it a higher --upload-limit"
+    with gathered(port, key, wait_s=2.0) as fleet, pytest.raises(FleetError, match=said):
+        measure(fleet, "ok 1.0" + " " * 49_994).result(30)
     tracker = Tracker(("127.0.0.1", port))
     full = f"{key}/{FAKE_NAME}"
     tracker.request(full)
@@ -285,7 +289,7 @@ def test_too_large_an_upload_is_refused_before_it_is_read(started: Processes, po
         channel = greet(sock, full, found[2], b"", 1 << 20)
         channel.receive(10)
         sock.sendall(struct.pack(">Q", 1 << 50))
-        with pytest.raises(ChannelError, match="closed|broke"):
+        with pytest.raises(ChannelError, match=r"closed|broke"):
             while True:
                 assert "exceeds the limit of 4000 bytes" in channel.receive(10)[0]["refused"]
     wait_for("a message of 1125899906842624 bytes exceeds the limit of 4000 bytes", log)
@@ -492,8 +496,8 @@ def test_a_job_that_breaks_a_rule_is_refused(change: dict[str, Any], said: str, 
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"sha256": "0" * 64}, "not the one that its job names"), ({"accuracy": "any"}, "accuracy"), ({"workspace_bytes": -1}, "workspace_bytes"),
-    ({"pack": {"kind": "pickle"}}, "must be of a kind"), ({"pack": []}, "an object"), ({"pack": {"kind": "filters", "block": "x"}}, "block"),
+    ({"sha256": "0" * 64}, "not the one that its job names"), ({"accuracy": "any"}, "accuracy"), ({"workspace_bytes": -1}, "from 0 to"),
+    ({"pack": {"kind": "pickle"}}, "must be of a kind"), ({"pack": []}, "an object"), ({"pack": {"kind": "filters", "block": ""}}, "block"),
 ])  # fmt: skip
 def test_a_candidate_that_breaks_a_rule_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     _, message = _job(tmp_path)
@@ -510,7 +514,8 @@ def test_an_answer_arrives_as_it_was_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"outcome": "splendid"}, "ok or wrong"), ({"samples_s": []}, "times"), ({"samples_s": [1e-12]}, "times"), ({"samples_s": ["1"]}, "number"),
+    ({"outcome": "splendid"}, "ok or wrong"), ({"samples_s": []}, "times"), ({"samples_s": [1e-12]}, "times"),
+    ({"samples_s": ["1"]}, "number"),
     ({"error": None}, "tolerance"), ({"error": 1.0}, "tolerance"), ({"error": -1.0}, "at least 0"), ({"message": None}, "a string"),
     ({"more": 1}, "must hold"),
 ])  # fmt: skip
@@ -528,7 +533,7 @@ def test_an_answer_that_breaks_a_rule_is_refused(change: dict[str, Any], said: s
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"protocol": 2}, "protocol 2"), ({"target": "tpu"}, "tpu"), ({"code": "other"}, "install the same"), ({"device": {}}, "must hold"),
-    ({"device": {"mcpu": "x; rm"}}, "device.mcpu"), ({"device": {"brand": "a\nb"}}, "device.brand"), ({"device": {"threads": 0}}, "above 0"),
+    ({"device": {"mcpu": "x; rm"}}, "device.mcpu"), ({"device": {"brand": "a\nb"}}, "device.brand"), ({"device": {"threads": 0}}, "above"),
     ({"device": {"mcpu": "../up"}}, "device.mcpu"), ({"limits": {"job_s": "long"}}, "limits"), ({"device": {"lanes": 1.5}}, "an integer"),
 ])  # fmt: skip
 def test_facts_that_break_a_rule_are_refused(change: dict[str, Any], said: str) -> None:
@@ -605,6 +610,20 @@ def test_an_ipv6_tracker_has_brackets() -> None:
     assert address("[::1]:9190") == ("::1", 9190)
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["worker", "--tracker", "nowhere"], "`tracker` (='nowhere') must be HOST:PORT"),
+    (["worker", "--tracker", "127.0.0.1:1", "--host", "0.0.0.0"], "`host` (='0.0.0.0') lies beyond loopback"),
+    (["worker", "--tracker", "127.0.0.1:1", "--device", "gpu"], "`device` (='gpu') must be cpu, cuda or cuda:N."),
+    (["worker", "--tracker", "127.0.0.1:1", "--key", "a b"], "`key` (='a b') must be letters"),
+    (["tune", str(SMALL), "--tracker", "127.0.0.1:1"], "the tracker 127.0.0.1:1 cannot be reached"),
+    (["tune", str(SMALL), "--tracker", "192.0.2.1:1"], "`tracker` (='192.0.2.1') lies beyond loopback"),
+])  # fmt: skip
+def test_bad_options_are_one_line(command: Callable[..., Any], words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IM2WIN_SECRET", raising=False)
+    done = command(*words)
+    assert done.status == 2 and done.err.splitlines()[-1].startswith(f"im2win: {said}"), done.err
+
+
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 
@@ -629,3 +648,50 @@ def test_a_run_survives_two_dead_workers_and_a_liar(started: Processes, port: in
     assert all(one.outcome == "ok" and min(one.samples_s) > 1e-8 for one in records), "no lie, and no verdict on a candidate"
     assert record.outcome == "ok" and not any(stale(one) for one in records) and not Log(tmp_path).problems
     assert im2win.build(SMALL, logs=tmp_path).tuned
+
+
+def test_the_commands_of_the_guide(
+    port: int, key: str, tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker and a tuner that share a file with a secret. The worker leaves nothing behind when it is told to end."""
+    monkeypatch.delenv("IM2WIN_SECRET", raising=False)
+    secret, temporary = tmp_path / "secret", tmp_path / "temporary"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    temporary.mkdir()
+    options = ["--tracker", f"127.0.0.1:{port}", "--key", key, "--secret-file", str(secret)]
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "im2win", "worker", *options, "--threads", "1"], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    try:
+        assert worker.stdout is not None
+        name = Machine.host(1).name
+        assert worker.stdout.readline().startswith(f"{key}/{name} listens on 127.0.0.1:")
+        done = command("tune", str(SMALL), "--trials", "2", "--logs", str(tmp_path / "logs"), "--json", *options)
+        assert done.status == 0, done.err
+        [layer] = json.loads(done.out)["layers"]
+        assert layer["device"] == name and layer["failed"] is None and len(Log(tmp_path / "logs").read(SMALL, name)) >= 2
+    finally:
+        worker.terminate()
+        assert worker.wait(30) == 143
+        worker.stdout.close()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_more_workers_take_less_time(started: Processes, port: int, key: str, measure: Measure) -> None:
+    """Where measuring is what takes time: 24 jobs of a quarter of a second."""
+    seconds = {}
+    for count in (1, 2, 4):
+        while len(started.pids_of.get(key, [])) < count:
+            started.worker(port, key, **FAKE)
+        with gathered(port, key, count) as fleet:
+            for name in fleet.workers:  # their processes are there
+                measure(fleet, "ok 1.0", only=name).result(30)
+            began = time.monotonic()
+            for one in [measure(fleet, "sleep 0.25") for _ in range(24)]:
+                one.result(60)
+            seconds[count] = time.monotonic() - began
+    print(f"seconds by workers: {seconds}")
+    assert seconds[1] / seconds[2] >= 1.8 and seconds[1] / seconds[4] >= 3.2

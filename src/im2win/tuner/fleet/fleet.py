@@ -186,7 +186,7 @@ class Fleet:
         deadline = time.monotonic() + self.wait_s
         while True:
             with contextlib.closing(Tracker(self.where)) as tracker:
-                models = sorted(one.removeprefix(f"{key}/") for one in tracker.registered() if one.startswith(f"{key}/"))
+                models = sorted(set(tracker.models(key)))
             if device is not None:
                 return f"{key}/{device}"
             if len(models) == 1:
@@ -479,7 +479,8 @@ class Fleet:
         self.faults[name] += 1
         dropped = ""
         if self.faults[name] >= MOST_FAULTS:
-            self.dropped[name], dropped = f"it was dropped after {counted(self.faults[name], 'fault')}, the last one: {why}", " It is dropped."
+            self.dropped[name] = f"it was dropped after {counted(self.faults[name], 'fault')}, the last one: {why}"
+            dropped = " It is dropped."
         _log.warning("worker %s failed (%d of %d): %s; its job goes to another one.%s", name, self.faults[name], MOST_FAULTS, why, dropped)
 
     def _settle(self, link: Link, task: _Task, answer: Answer) -> None:

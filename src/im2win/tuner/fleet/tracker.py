@@ -129,13 +129,14 @@ class Tracker:
         found = self._ask([TrackerCode.GET_PENDING_MATCHKEYS])
         return isinstance(found, list) and match_key in found
 
-    def registered(self) -> set[str]:
-        """The keys of all workers that are known, whether free or not."""
+    def models(self, key: str) -> list[str]:
+        """The device model of each worker of this key, whether it is free or not."""
         found = self._ask([TrackerCode.SUMMARY])
         try:
-            return {str(one["key"]).removeprefix("server:") for one in found[1]["server_info"]}
+            names = [str(one["key"]) for one in found[1]["server_info"]]
         except (TypeError, KeyError, IndexError):
             raise self._error("gave a summary that is none") from None
+        return sorted(name.removeprefix(f"server:{key}/") for name in names if name.startswith(f"server:{key}/"))
 
     def request(self, key: str) -> None:
         """Asks for the next free worker; `granted` waits for it."""
