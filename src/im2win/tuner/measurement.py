@@ -48,9 +48,9 @@ class Measurement:
     def _failed(self, choice: Choice, built: Built | WorkerError) -> Outcome | None:
         """The outcome of a failed build; None if the build succeeded."""
         if isinstance(built, WorkerError):
-            built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}")
+            built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}", undecided=built.killed)
         self.kernels[choice.key] = built.kernel
-        return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
+        return Outcome(built.outcome, built.message, undecided=built.undecided) if built.outcome != "ok" else None
 
     def each_built(
         self, batch: list[Choice], report: Callable[[int], None] = lambda built: None
@@ -110,7 +110,7 @@ class Measurement:
             elif len(choices) > 1:
                 parts.append([self.run([choice], **half)[0] for choice in choices])
             else:
-                parts.append([Outcome(answer.result.kind, f"running: {answer.result}")])
+                parts.append([failed(answer.result)])
         return [_agreed(one, other) for one, other in zip(*parts, strict=True)]
 
     def _job(self, choices: list[Choice], **how: Any) -> tuple[RunJob, float]:
@@ -139,8 +139,13 @@ class Measurement:
         except WorkerError as error:
             if len(choices) > 1:
                 return [self.run([choice], **how)[0] for choice in choices]
-            return [Outcome(error.kind, f"running: {error}")]
+            return [failed(error)]
         return outcomes
+
+
+def failed(error: WorkerError) -> Outcome:
+    """The outcome of a candidate whose process failed."""
+    return Outcome(error.kind, f"running: {error}", undecided=error.killed)
 
 
 def _agreed(first: Outcome, second: Outcome) -> Outcome:
@@ -154,6 +159,8 @@ def _agreed(first: Outcome, second: Outcome) -> Outcome:
 
 def _joined(first: Outcome, second: Outcome) -> Outcome:
     """One outcome of two of a candidate: what went wrong in either, or all samples."""
+    if first.undecided or second.undecided:
+        return second if first.undecided else first
     if first.outcome != "ok" or second.outcome != "ok":
         return first if first.outcome != "ok" else second
     error = max((one.error for one in (first, second) if one.error is not None), default=None)

@@ -14,7 +14,7 @@ from im2win.common.worker_pool import WorkerError
 from im2win.tuner.baseline import Baseline
 from im2win.tuner.cost_model import Choice
 from im2win.tuner.fleet.fleet import Answer, Fleet, FleetError
-from im2win.tuner.measurement import Measurement
+from im2win.tuner.measurement import Measurement, failed
 from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import Session
 
@@ -46,9 +46,9 @@ class SharedQueue:
                 if not again:
                     tried(choice)
 
-        for choice, failed in self.measurement.each_built(batch, built):
-            if failed is not None:
-                session.record(choice, failed, self.measurement.kernels[choice.key])
+        for choice, unbuilt in self.measurement.each_built(batch, built):
+            if unbuilt is not None:
+                session.record(choice, unbuilt, self.measurement.kernels[choice.key])
                 tried(choice)
             else:
                 waiting[self._submitted(choice, hopeless)] = choice
@@ -92,5 +92,5 @@ class SharedQueue:
 def _outcome(answer: Answer) -> Outcome:
     """The outcome of a job of one candidate."""
     if isinstance(answer.result, WorkerError):
-        return Outcome(answer.result.kind, f"running: {answer.result}")
+        return failed(answer.result)
     return answer.result[0]

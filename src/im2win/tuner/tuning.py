@@ -142,6 +142,7 @@ def tune(
         ValueError: a bad argument.
         LogError: the log cannot be written.
         TuneError: no candidate computed a correct result.
+        MachineError: nothing can be built or measured: no space is left, or the GPU is gone.
         TrackerError, FleetError, SecretError: there is no tracker; there are no workers (any more), or those of several device models; the
             secret is missing. The messages say what to do.
     """

@@ -38,7 +38,7 @@ WAIT_S = 60.0  # seconds without any worker until a run ends
 SILENCE_S = 15.0  # a worker that gives no sign of life for so long while its job runs is given up
 GRACE_S = 10.0  # seconds beyond a job's limit; the worker itself ends the job's process at the limit
 ANSWER_BYTES = 64 << 20
-MOST_FAULTS = 3  # after so many a worker is refused, and a job that so many workers died of is given up
+MOST_FAULTS = 3  # after so many a worker is refused, and a job that so many workers were lost with is given up, undecided
 _POLL_S = 0.2
 
 
@@ -48,6 +48,10 @@ class FleetError(RuntimeError):
 
 class FaultError(RuntimeError):
     """What a worker did wrong; its job's result does not count."""
+
+
+class LieError(FaultError):
+    """An answer that is not true, or none."""
 
 
 class UnfitError(FaultError):
@@ -131,7 +135,7 @@ class Link:
         try:
             return read_answer(head, blobs, job)
         except MessageError as error:
-            raise FaultError(f"its answer breaks a rule: {error}") from None
+            raise LieError(f"its answer breaks a rule: {error}") from None
 
 
 class Fleet:
@@ -443,7 +447,7 @@ class Fleet:
         checked = self._probe(task.job)
         for candidate, outcome in zip(task.job.candidates, outcomes, strict=True):
             if outcome.outcome == "ok" and (wrong := checked.wrong(task.job.probe, outcome.probed, candidate.accuracy)) is not None:
-                raise FaultError(f"it calls a candidate right, and {wrong}")
+                raise LieError(f"it calls a candidate right, and {wrong}")
         return Answer(outcomes, link.name)
 
     def _probe(self, job: RunJob) -> probe.Probe:
@@ -465,11 +469,12 @@ class Fleet:
                 self.dropped[link.name] = self.refused[link.name] = str(error).rstrip(".")
                 _log.warning("worker %s is dropped: %s.", link.name, self.dropped[link.name])
             else:
-                task.deaths.add(link.name)
+                if not isinstance(error, LieError):
+                    task.deaths.add(link.name)
                 self._fault(link.name, str(error).rstrip("."))
             if not task.future.done() and len(task.deaths) >= MOST_FAULTS:
                 why = f"{counted(len(task.deaths), 'worker')} failed with it, the last one since {error}"
-                task.future.set_result(Answer(WorkerError("crashed", why), link.name))
+                task.future.set_result(Answer(WorkerError("crashed", why, killed=True), link.name))
             elif not task.future.done():
                 task.avoid.add(link.name)
                 self._tasks.insert(0, task)

@@ -70,7 +70,9 @@ class RunJob:
 class Outcome:
     """Result of one candidate: "ok" with samples in seconds, or "wrong" with a reason and no samples.
 
-    `probed`: the output's values of all channels at the job's `probe`, [pixels, channels] in float64; None if not ok or not asked for.
+    Attributes:
+        probed: the output's values of all channels at the job's `probe`, [pixels, channels] in float64; None if not ok or not asked for.
+        undecided: a failure that says nothing of the candidate, since the machine is to blame. It goes into no record.
     """
 
     outcome: str
@@ -78,6 +80,7 @@ class Outcome:
     error: float | None = None
     samples_s: list[float] = field(default_factory=list)
     probed: Any = None
+    undecided: bool = False
 
 
 def probed(output: Any, conv: Conv2d, pixels: tuple[tuple[int, int, int], ...]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.common.worker_pool import serve
+from im2win.common.worker_pool import MachineError, serve
 from im2win.numerics.reference import random_tensors
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.cuda import Kernels
@@ -204,8 +204,11 @@ class Measurer:
         import torch
 
         if not torch.cuda.is_available():
-            raise ArtefactError("measuring on a GPU needs PyTorch with CUDA.")
-        cuda_runtime_library()
+            raise MachineError("there is no GPU that PyTorch can use: see if `nvidia-smi` lists it, and if PyTorch is built for CUDA.")
+        try:
+            cuda_runtime_library()
+        except ArtefactError as error:
+            raise MachineError(str(error)) from None
         if self._bench is None or (self._bench.conv, self._bench.seed) != (conv, seed):
             self._bench = None
             torch.cuda.empty_cache()
