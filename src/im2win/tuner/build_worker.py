@@ -12,7 +12,7 @@ from pathlib import Path
 
 from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.common.messages import brief
-from im2win.common.worker_pool import serve
+from im2win.common.worker_pool import WorkerError, serve
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Kernel, Tile
 from im2win.registry.schedules import schedule_of
@@ -88,6 +88,14 @@ def machine_fault(error: Exception, folder: Path) -> str | None:
     except OSError as found:
         return f"`{folder}` cannot be written ({found.strerror}): free some space there, raise the limit, or set TMPDIR to another folder."
     return None
+
+
+def failed_build(error: WorkerError, folder: Path) -> Built:
+    """What a build gave whose process died or took too long. LLVM ends its process where it cannot write."""
+    if error.kind == "timeout":
+        return Built("timeout", f"building: {error}")
+    blamed = str(error) if error.killed else machine_fault(error, folder)
+    return Built("build_error", f"building: {error if blamed is None else blamed}", undecided=blamed is not None)
 
 
 def rank(job: RankJob) -> list[tuple[float, Tile]]:

@@ -14,7 +14,7 @@ from im2win.common.worker_pool import WorkerError, in_order
 from im2win.registry.interface import Kernel
 from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
-from im2win.tuner.build_worker import BuildJob, Built
+from im2win.tuner.build_worker import BuildJob, Built, failed_build
 from im2win.tuner.cost_model import Choice
 from im2win.tuner.fleet.fleet import Answer
 from im2win.tuner.pool import Pool
@@ -48,7 +48,7 @@ class Measurement:
     def _failed(self, choice: Choice, built: Built | WorkerError) -> Outcome | None:
         """The outcome of a failed build; None if the build succeeded."""
         if isinstance(built, WorkerError):
-            built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}", undecided=built.killed)
+            built = failed_build(built, Path(self.folder.name))
         self.kernels[choice.key] = built.kernel
         return Outcome(built.outcome, built.message, undecided=built.undecided) if built.outcome != "ok" else None
 
