@@ -317,7 +317,8 @@ def test_a_limit_on_files_is_no_verdict(tmp_path: Path) -> None:
 
     code = (
         "import pickle, sys\nfrom im2win.common.worker_pool import Worker, WorkerError\n"
-        "from im2win.tuner.build_worker import failed_build\njob = pickle.loads(bytes.fromhex(sys.argv[1]))\nwith Worker('im2win.tuner.build_worker', torch=False) as worker:\n"
+        "from im2win.tuner.build_worker import failed_build\njob = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "with Worker('im2win.tuner.build_worker', torch=False) as worker:\n"
         "    try:\n        built = worker.call(job, 60)\n"
         "    except WorkerError as error:\n        built = failed_build(error, job.path.parent)\n"
         "print(built.outcome, built.undecided, built.message)"
