@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from paths import ROOT, SUPPORT
 from sessions import SMALL, names, took
@@ -73,6 +74,7 @@ FAULTS = [
     Fault("the tuner is killed while a candidate hangs", HERE, "test_a_candidate_that_hangs_ends_with_a_killed_tuner"),
     Fault("the tuner is asked to end", "tests/common/test_temporary.py", "test_a_tuner_that_is_asked_to_end_leaves_nothing"),
     Fault("a killed tuner's folder stays", "tests/common/test_temporary.py", "test_what_a_killed_process_left_is_removed_and_nothing_else"),
+    Fault("building and measuring processes are killed at random", HERE, "test_a_run_whose_processes_are_killed_at_random_loses_nothing"),
     Fault("a builder is killed", HERE, "test_a_builder_that_is_killed_is_no_verdict"),
     Fault("the measuring process is killed once", POOL, "test_a_job_that_was_killed_from_outside_is_run_once_more"),
     Fault("the measuring process is killed each time", HERE, "test_a_measuring_process_that_is_killed_is_no_verdict"),
@@ -164,7 +166,7 @@ def test_every_fault_has_its_test() -> None:
 
 @pytest.fixture(scope="module")
 def ranking() -> Any:
-    session = Session(SMALL, names(), DEVICE, Log("no such folder"), 4, 0)
+    session = Session(SMALL, names(), DEVICE, Log("a folder that nobody makes"), 4, 0)
     found: dict[str, list[tuple[float, Any]]] = {name: [] for name in names()}
     for choice in session.search.all:
         found[choice.algorithm].append((choice.cycles, choice.tile))
@@ -507,6 +509,32 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_at_random_loses_nothing(tmp_path: Path) -> None:
+    """Every half second or so one of the tuner's processes is killed: all trials are made, and none of them is blamed."""
+    code = "import sys, im2win; im2win.tune(sys.argv[1], trials=24, logs=sys.argv[2], patience=None)"
+    rng, killed, temporary = np.random.default_rng(7), 0, tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)}
+    with subprocess.Popen([sys.executable, "-c", code, str(SMALL), str(tmp_path / "log")], env=environment) as tuner:
+        while tuner.poll() is None:
+            time.sleep(float(rng.uniform(0.2, 0.8)))
+            try:
+                children = [one for one in psutil.Process(tuner.pid).children() if "worker_pool" in " ".join(one.cmdline())]
+                children[rng.integers(len(children))].kill()
+                killed += 1
+            except (psutil.NoSuchProcess, IndexError, ValueError):
+                continue
+            if killed > 20:  # enough: from now on it may end
+                break
+        assert tuner.wait(200) == 0
+    log = Log(tmp_path / "log")
+    found = log.read(SMALL, Machine.host().name)
+    assert killed >= 3 and not log.problems and {one.outcome for one in found} == {"ok"}
+    assert len({one.trial for one in found}) >= 20, "a candidate whose process was killed twice is not recorded"
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_gpu_that_disappears_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -531,9 +559,9 @@ def test_a_run_without_a_right_kernel_says_what_happened(tmp_path: Path, session
     assert len(records(tmp_path)) == 6 and one.best is None
 
 
-def test_a_pool_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "check_tools", _raising(ToolchainError("there is no compiler: install gcc.")))
     with pytest.raises(ToolchainError, match="install gcc"), Pool(DEVICE):
         pass
     with pytest.raises(ToolchainError, match="install gcc"):
-        im2win.tune(SMALL, trials=1, logs="no such folder")
+        im2win.tune(SMALL, trials=1, logs=tmp_path)

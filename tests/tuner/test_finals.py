@@ -16,7 +16,7 @@ from im2win.tuner.cost_model import Choice
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.runners.cpu import Outcome, RunJob
 from im2win.tuner.session import Session
-from im2win.tuner.tuning import FINALS, _finals
+from im2win.tuner.tuning import FINALS, _finals, _rematches
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +138,49 @@ def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path
     outcomes = measurement.run_finals([good, bad, other], samples=4, seconds=0.1)
     assert [one.outcome for one in outcomes] == ["ok", "crashed", "ok"] and len(outcomes[0].samples_s) == 4
     measurement.close()
+
+
+# --- against the record that was the best before ---------------------------------------------------------------------
+
+
+def _met(tmp_path: Path, machine: Machine, found: float, rounds: list[tuple[float, float]]) -> tuple[Session, int]:
+    """A session whose new candidate took `found` ms in the finals, and the holder 1 ms; then rematches, which are counted."""
+    first = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    holder, other = first.search.all[:2]
+    took(first, holder, 1e-3)
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    assert session.holder == holder
+    took(session, other, found * 1e-3)
+    ran: list[Any] = []
+
+    def run_anew(choices: list[Choice], **how: Any) -> list[Outcome]:
+        assert choices == [other, holder]
+        ran.append(how)
+        mine, its = rounds[len(ran) - 1]
+        return [Outcome("ok", samples_s=[mine * 1e-3] * 3, error=0.0), Outcome("ok", samples_s=[its * 1e-3] * 3, error=0.0)]
+
+    kernels: Any = {choice.key: None for choice in (holder, other)}
+    measurement: Any = SimpleNamespace(libraries=kernels, kernels=kernels, each_built=lambda choices: [], run_anew=run_anew)
+    _rematches(session, measurement)
+    return session, len(ran)
+
+
+@pytest.mark.parametrize(("found", "rounds", "ran", "wins"), [
+    (0.5, [], 0, True), (0.97, [(1.0, 1.05), (1.0, 1.02)], 2, True), (0.97, [(1.0, 1.05), (1.0, 0.99)], 2, False),
+    (0.97, [(1.02, 1.0)], 1, False), (1.2, [], 0, False),
+], ids=["clear", "wins all", "loses the last", "loses the first", "slower"])  # fmt: skip
+def test_a_record_is_replaced_by_what_wins_in_every_process(
+    found: float, rounds: list[tuple[float, float]], ran: int, wins: bool, tmp_path: Path, machine: Machine
+) -> None:
+    session, count = _met(tmp_path, machine, found, rounds)
+    assert count == ran and session.best is not None
+    assert (session.best[0] != session.holder) is wins
+    again = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    assert again.best is not None and again.best[0] == session.best[0], "the log says the same"
+
+
+def test_a_first_session_has_nobody_to_meet(tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    took(session, session.default, 1e-3)
+    assert session.holder is None
+    _rematches(session, SimpleNamespace())  # type: ignore[arg-type]

@@ -124,6 +124,12 @@ class Measurement:
         # candidates of finals run about twenty times each; the reference is computed by numpy in float64
         return job, (RUN_S + 20 * slowest) * len(choices) + 60 * slowest + session.conv.flops / 2e9
 
+    def run_anew(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        """As `run`, in a new process; of a fleet, in whichever process is free."""
+        if self.fleet is None:
+            self.runner.close()
+        return self.run(choices, **how)
+
     def submit(self, choices: list[Choice], *, only: str | None = None, avoid: tuple[str, ...] = (), **how: Any) -> Future[Answer]:
         """Queues built candidates, as one job, for the workers of the fleet; arguments as for `Fleet.submit`."""
         assert self.fleet is not None

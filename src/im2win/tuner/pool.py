@@ -34,6 +34,7 @@ class Pool:
 
     def __init__(self, device: Device, place: int = 0, share: int = 1, fleet: Fleet | None = None) -> None:
         backend = backend_for(device)
+        backend.check_tools()
         self.fleet = fleet
         on_gpu = backend.target == "cuda"
         if fleet is not None:
@@ -41,7 +42,6 @@ class Pool:
             self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
             self.runner: Worker | Fleet = fleet
             return
-        backend.check_tools()
         builders = max(1, backend.workers // share)
         self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
         self.runner = Worker(backend.runner, backend.measurement_slots()[place], torch=on_gpu)

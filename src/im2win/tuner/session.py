@@ -86,6 +86,7 @@ class Session:
         self.started = time.monotonic()
         self._resume(names)
         self.resumed = len(self.tried)
+        self.holder = self.best[0] if self.best else None  # the candidate whose record this session may replace as the best one
 
     def _standard(self, found: Ranking, ranked: dict[str, list[Choice]], accuracy: Accuracy) -> tuple[Choice, str]:
         """The default tile among all ranked algorithms, and what `Record.rivals` says once it is measured.

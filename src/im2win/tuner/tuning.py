@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 from im2win.common.quantities import counted
@@ -19,6 +20,7 @@ from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
+from im2win.spec import objective
 from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.baseline import Baseline, measure_batch
@@ -36,6 +38,8 @@ CLOSE = 1.06  # what noise makes of equal kernels
 DOUBTED = 2  # more candidates that are measured again: the analytic model ranks them above the best, and their times are above it by
 DOUBTFUL = 1.3  # more than the model is mostly wrong
 FINALS = 2  # most rounds of finals
+REMATCHES = 2  # rounds, each in a new process, that a candidate must win against the holder of the best record before, where it is not
+CLEAR = 1.1  # times as fast as that one
 HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
 
@@ -65,6 +69,39 @@ def _finals(session: Session, measurement: Measurement) -> None:
         seen |= {choice.key for choice in finalists} | failed
         if session.best is None or session.best[0].key in seen:
             return
+
+
+def _rematches(session: Session, measurement: Measurement) -> None:
+    """Lets the new best candidate meet the one whose record was the best before, in new processes, unless its lead is clear.
+
+    Of two equal kernels one is faster in any single measurement, and the best record would change with every session. What stays recorded
+    of both is the round in which the new one's lead was least: the old one stays the best if it won one of them.
+    """
+    holder = session.holder
+    if holder is None or session.best is None or len(session.tried) == session.resumed:
+        return
+    challenger, cost = session.best
+    costs = {choice.key: cost for choice, cost in session.tried}
+    lead = costs[holder.key] / cost
+    if challenger.key == holder.key or not lead < CLEAR:  # a holder that turned out wrong has an infinite cost
+        return
+    pair = [challenger, holder]
+    unbuilt = [choice for choice in pair if choice.key not in measurement.libraries]
+    if any(outcome is not None for _, outcome in measurement.each_built(unbuilt)):
+        return
+    for _ in range(REMATCHES):
+        outcomes = measurement.run_anew(pair, samples=12, seconds=0.25)
+        if any(outcome.undecided for outcome in outcomes):
+            return
+        times = [median(outcome.samples_s) if outcome.outcome == "ok" else math.inf for outcome in outcomes]
+        kernels = [measurement.kernels[choice.key] for choice in pair]
+        mine, its = (objective.cost(session.conv, s, k.extra_bytes if k else 0) for s, k in zip(times, kernels, strict=True))
+        if math.isinf(mine) or math.isinf(its) or its / mine < lead:
+            for choice, outcome, kernel in zip(pair, outcomes, kernels, strict=True):
+                session.record(choice, outcome, kernel, again=True)
+            if math.isinf(mine) or math.isinf(its) or its <= mine:
+                return
+            lead = its / mine
 
 
 def _finalists(session: Session, seen: set[Any]) -> list[Choice]:
@@ -184,6 +221,7 @@ def _tuned(
             )  # fmt: skip
         report(session.progress(phase="measuring the best again"))
         _finals(session, measurement)
+        _rematches(session, measurement)
     return _winner(session)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import Annotated
 
@@ -20,7 +21,7 @@ def worker(
         str, typer.Option(help="cpu, cuda or cuda:N, the GPU with this number.", autocompletion=completion.choices("cpu", "cuda", "cuda:1"))
     ] = "cpu",
     threads: options.Threads = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. Beyond loopback a secret is needed.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on, as tuners reach it. Beyond loopback a secret is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any that is free.")] = 0,
     secret_file: options.SecretFile = None,
     upload_limit: Annotated[int, typer.Option(metavar="MIB", min=1, help="Most MiB that a tuner may send at once.")] = 256,
@@ -44,5 +45,6 @@ def worker(
         Server(found, key, where, host=host, port=port, secret=secret, limits=limits, environment=environment)
     ) as server:
         told = "with a secret" if secret else "without a secret"
+        logging.getLogger("im2win").setLevel(logging.INFO)  # who comes and goes, in a terminal as well
         typer.echo(f"{server.key} listens on {host}:{server.port} {told}, for the tracker {tracker}.")
         server.serve()

@@ -163,7 +163,7 @@ class Fleet:
         self._tasks: list[_Task] = []
         self._links: dict[str, Link] = {}
         self._running: dict[Link, _Task] = {}
-        self._probes: dict[Any, probe.Probe] = {}
+        self._probing, self._probes = threading.Lock(), dict[Any, probe.Probe]()
         self._closing = False
         self._failure: Exception | None = None
         self._lonely = time.monotonic()
@@ -451,14 +451,13 @@ class Fleet:
         return Answer(outcomes, link.name)
 
     def _probe(self, job: RunJob) -> probe.Probe:
+        """What outputs of a job's problem are checked with: of one problem at a time, since its tensors are large."""
         key = job.conv, job.seed
-        with self._lock:
-            found = self._probes.get(key)
-        if found is None:
-            found = probe.Probe(job.conv, job.seed, backend_for(self.device).target)
-            with self._lock:
-                self._probes = {key: found}  # of one problem at a time: its tensors are large
-        return found
+        with self._probing:
+            if key not in self._probes:
+                self._probes.clear()
+                self._probes[key] = probe.Probe(job.conv, job.seed, backend_for(self.device).target)
+            return self._probes[key]
 
     def _lost(self, link: Link, task: _Task, error: FaultError) -> None:
         """Puts the job of a worker that failed back to the front of the queue."""

@@ -22,7 +22,7 @@ from im2win.tuner.fleet.tracker import Tracker, TrackerError, checked_key
 from im2win.tuner.fleet.wire import Channel, ChannelError, TooLargeError, new_match_key, welcome
 from im2win.tuner.runners.cpu import Outcome, RunJob
 
-_log = logging.getLogger("im2win.worker")
+_log = logging.getLogger("im2win")
 
 BUSY_S = 2.0  # seconds between signs of life while a job runs
 IDLE_S = 3600.0  # a tuner that asks for nothing so long is let go
