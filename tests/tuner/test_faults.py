@@ -137,6 +137,8 @@ FAULTS = [
     # fleets
     Fault("a worker dies", FLEET, "test_a_worker_that_dies_costs_its_job_and_not_the_run"),
     Fault("a worker hangs", FLEET, "test_a_worker_that_is_stopped_is_given_up"),
+    Fault("workers die, hang and lie at random", FLEET, "test_a_fleet_in_chaos_does_every_job_once"),
+    Fault("two workers die and one lies in a run with kernels", FLEET, "test_a_run_survives_two_dead_workers_and_a_liar"),
     Fault("a worker joins late", FLEET, "test_a_late_worker_joins_a_run"),
     Fault("a worker lies", FLEET, "test_a_worker_that_lies_is_found_out_and_dropped"),
     Fault("a worker accuses right candidates", FLEET, "test_a_worker_that_accuses_is_contradicted"),

@@ -696,3 +696,27 @@ def test_more_workers_take_less_time(started: Processes, port: int, key: str, me
             seconds[count] = time.monotonic() - began
     print(f"seconds by workers: {seconds}")
     assert seconds[1] / seconds[2] >= 1.8 and seconds[1] / seconds[4] >= 3.2
+
+
+@pytest.mark.slow
+def test_a_fleet_in_chaos_does_every_job_once(started: Processes, port: int, key: str, measure: Measure) -> None:
+    """Workers are killed and stopped at random, liars among them, and others take their places: every job has its right result."""
+    rng = np.random.default_rng(11)
+    behaviours = ["", "", "", "lie", "rubbish"]
+    alive = [started.worker(port, key, **FAKE)[0] for _ in range(3)]
+    with gathered(port, key, 3, silence_s=1.5, wait_s=60.0) as fleet:
+        answers = [measure(fleet, f"ok {1 + place}" if place % 5 else "sleep 0.1") for place in range(400)]
+        killed = 0
+        while not all(one.done() for one in answers):
+            time.sleep(0.2)
+            if killed < 20:
+                victim = alive.pop(int(rng.integers(len(alive))))
+                started.kill(victim, signal.SIGKILL if rng.random() < 0.7 else signal.SIGSTOP)
+                killed += 1
+                behaviour = behaviours[int(rng.integers(len(behaviours)))]
+                alive.append(started.worker(port, key, **FAKE, environment={"BEHAVIOUR": behaviour})[0])
+            elif killed == 20:
+                alive.append(started.worker(port, key, **FAKE)[0])
+                killed += 1
+        assert [ok_s(one)[0] for one in answers] == [1.0 + place if place % 5 else 1e-3 for place in range(400)]
+        print(f"{killed - 1} workers killed or stopped; faults {sum(fleet.faults.values())}; jobs {sum(fleet.done.values())}")
