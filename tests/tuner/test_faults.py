@@ -86,6 +86,7 @@ FAULTS = [
     Fault("the log's disk fills up within a line", LOGS, "test_a_disk_that_fills_up_within_a_line_leaves_nothing_of_it"),
     Fault("the log's disk fills up in mid-session", HERE, "test_a_disk_that_fills_up_in_mid_session_loses_no_record"),
     Fault("the log's folder is read-only", LOGS, "test_a_read_only_folder"),
+    Fault("the log's file system becomes read-only", HERE, "test_a_log_that_becomes_read_only_is_named"),
     Fault("the log's folder is removed in mid-session", HERE, "test_a_log_that_is_removed_in_mid_session_is_made_again"),
     Fault("the log is a file", "tests/tuner/test_tuner.py", "test_a_log_that_is_a_file_is_refused_before_any_work"),
     Fault("another process holds the log's lock", LOGS, "test_a_lock_that_stays_taken"),
@@ -366,6 +367,25 @@ def test_a_disk_that_fills_up_in_mid_session_loses_no_record(
     assert len(records(tmp_path)) == 4
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_log_that_becomes_read_only_is_named(
+    number: int, tmp_path: Path, session: Callable[[], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, opened = session(), os.open
+    took(one, one.search.all[0], 1e-3)
+
+    def forbidden(path: Any, flags: int, *mode: int) -> int:
+        if str(path).endswith(".jsonl"):
+            raise OSError(number, os.strerror(number))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr("im2win.common.locking.os.open", forbidden)
+    with pytest.raises(LogError, match="choose a folder for the logs that you may write, or change its permissions"):
+        took(one, one.search.all[1], 1e-3)
+    monkeypatch.undo()
+    assert len(records(tmp_path)) == 1
+
+
 def test_a_log_that_is_removed_in_mid_session_is_made_again(tmp_path: Path, session: Callable[[], Session]) -> None:
     one = session()
     took(one, one.search.all[0], 1e-3)
@@ -513,7 +533,7 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_run_whose_processes_are_killed_at_random_loses_nothing(tmp_path: Path) -> None:
-    """Every half second or so one of the tuner's processes is killed: all trials are made, and none of them is blamed."""
+    """Every half second or so one of the tuner's processes is killed: none of it is a verdict, and the next run makes what lacks."""
     code = "import sys, im2win; im2win.tune(sys.argv[1], trials=24, logs=sys.argv[2], patience=None)"
     rng, killed, temporary = np.random.default_rng(7), 0, tmp_path / "temporary"
     temporary.mkdir()
@@ -529,12 +549,12 @@ def test_a_run_whose_processes_are_killed_at_random_loses_nothing(tmp_path: Path
                 continue
             if killed > 20:  # enough: from now on it may end
                 break
-        assert tuner.wait(200) == 0
+        assert tuner.wait(200) in (0, 1)  # 1: eight candidates in a row were killed twice
+    assert list(temporary.iterdir()) == [] and killed >= 3
+    im2win.tune(SMALL, trials=24, logs=tmp_path / "log", patience=None)  # those that were killed twice have their trials now
     log = Log(tmp_path / "log")
     found = log.read(SMALL, Machine.host().name)
-    assert killed >= 3 and not log.problems and {one.outcome for one in found} == {"ok"}
-    assert len({one.trial for one in found}) >= 20, "a candidate whose process was killed twice is not recorded"
-    assert list(temporary.iterdir()) == []
+    assert not log.problems and {one.outcome for one in found} == {"ok"} and len({(one.method, str(one.tile)) for one in found}) == 24
 
 
 def test_a_gpu_that_disappears_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

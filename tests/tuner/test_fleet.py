@@ -639,12 +639,12 @@ def test_a_run_survives_two_dead_workers_and_a_liar(started: Processes, port: in
         if state.trial == 2 and len(honest) == 3:
             started.worker(port, key, runner="worker_lies")
             started.kill(honest.pop())
-        if state.trial == 5 and len(honest) == 2:
+        if state.trial == 4 and len(honest) == 2:
             started.kill(honest.pop())
 
-    record = im2win.tune(SMALL, trials=12, logs=tmp_path, tracker=f"127.0.0.1:{port}", key=key, progress=misfortune)
+    record = im2win.tune(SMALL, trials=10, logs=tmp_path, tracker=f"127.0.0.1:{port}", key=key, progress=misfortune)
     records = Log(tmp_path).read(SMALL, Machine.host().name)
-    assert {one.trial for one in records} == set(range(12)) and len(honest) == 1
+    assert {one.trial for one in records} == set(range(10)) and len(honest) == 1
     assert [f"{one.outcome}: {one.message}" for one in records if one.outcome != "ok"] == [], "no verdict on a candidate"
     assert min(min(one.samples_s) for one in records) > 1e-8, "no lie"
     assert record.outcome == "ok" and not any(stale(one) for one in records) and not Log(tmp_path).problems
