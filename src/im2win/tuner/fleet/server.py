@@ -174,7 +174,7 @@ class Server:
         except ChannelError as error:
             _log.info("a tuner has gone: %s.", error)
         except _End as error:
-            _log.info("a tuner has gone: %s", error)
+            _log.info("a tuner has gone: %s.", str(error).rstrip(".") or "it is done")
             time.sleep(AWAY_S if str(error) else 0)
 
     def _serve_message(self, channel: Channel, head: dict[str, Any], blobs: list[bytes]) -> None:
