@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from im2win.common.worker_pool import serve
+from im2win.common.worker_pool import MachineError, serve
 
 
 def handle(job: str) -> Any:
@@ -25,6 +25,10 @@ def handle(job: str) -> Any:
             os.kill(os.getpid(), int(number))
     if job == "raise":
         raise RuntimeError("a job that fails")
+    if job == "exhaust":
+        bytearray(1 << 60)
+    if job == "blame":
+        raise MachineError("the GPU is gone.")
     if job == "hang":
         time.sleep(600)
     if job == "torch":

@@ -16,7 +16,7 @@ from im2win.tuner.cost_model import Choice
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.runners.cpu import Outcome, RunJob
 from im2win.tuner.session import Session
-from im2win.tuner.tuning import FINALS, _finals
+from im2win.tuner.tuning import FINALS, _finals, _rematches
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome
         return [answers.pop(0)]
 
     runner = SimpleNamespace(call=call, close=lambda: did.append("closed"))
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner, fleet=None))  # type: ignore[arg-type]
     measurement.libraries[session.default.key] = tmp_path / "1.so"
     assert measurement.run_finals([session.default], samples=16, seconds=0.3) == [joined]
     assert did == [8, "closed", 8]
@@ -113,7 +113,7 @@ def test_what_the_first_process_drops_is_not_in_the_second(tmp_path: Path, machi
         return [Outcome("ok", samples_s=[1e-3] * 2, error=0.0), Outcome("ok", samples_s=[2e-3], error=0.0)][: len(job.candidates)]
 
     runner = SimpleNamespace(call=call, close=lambda: None)
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner, fleet=None))  # type: ignore[arg-type]
     measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((fast, slow))}
     assert [one.samples_s for one in measurement.run_finals([fast, slow], samples=4, seconds=0.1)] == [[1e-3] * 4, [2e-3]]
     assert asked == [2, 1]
@@ -132,9 +132,55 @@ def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path
         return [Outcome("ok", samples_s=[1e-3] * job.samples, error=0.0) for _ in job.candidates]
 
     runner = SimpleNamespace(call=call, close=lambda: None)
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner, fleet=None))  # type: ignore[arg-type]
     measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((good, bad, other))}
     guilty.append(measurement.libraries[bad.key])
     outcomes = measurement.run_finals([good, bad, other], samples=4, seconds=0.1)
     assert [one.outcome for one in outcomes] == ["ok", "crashed", "ok"] and len(outcomes[0].samples_s) == 4
     measurement.close()
+
+
+# --- against the record that was the best before ---------------------------------------------------------------------
+
+
+def _met(tmp_path: Path, machine: Machine, found: float, rounds: list[tuple[float, float]]) -> tuple[Session, int]:
+    """A session whose new candidate took `found` ms in the finals, and the holder 1 ms; then rematches, which are counted."""
+    first = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    holder, other = first.search.all[:2]
+    took(first, holder, 1e-3)
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    assert session.holder == holder
+    took(session, other, found * 1e-3)
+    ran: list[Any] = []
+
+    def run_anew(choices: list[Choice], **how: Any) -> list[Outcome]:
+        assert choices == [other, holder]
+        ran.append(how)
+        mine, its = rounds[len(ran) - 1]
+        return [Outcome("ok", samples_s=[mine * 1e-3] * 3, error=0.0), Outcome("ok", samples_s=[its * 1e-3] * 3, error=0.0)]
+
+    kernels: Any = {choice.key: None for choice in (holder, other)}
+    measurement: Any = SimpleNamespace(libraries=kernels, kernels=kernels, each_built=lambda choices: [], run_anew=run_anew)
+    _rematches(session, measurement)
+    return session, len(ran)
+
+
+@pytest.mark.parametrize(("found", "rounds", "ran", "wins"), [
+    (0.5, [], 0, True), (0.97, [(1.0, 1.05), (1.0, 1.02)], 2, True), (0.97, [(1.0, 1.05), (1.0, 0.99)], 2, False),
+    (0.97, [(1.02, 1.0)], 1, False), (1.2, [], 0, False),
+], ids=["clear", "wins all", "loses the last", "loses the first", "slower"])  # fmt: skip
+def test_a_record_is_replaced_by_what_wins_in_every_process(
+    found: float, rounds: list[tuple[float, float]], ran: int, wins: bool, tmp_path: Path, machine: Machine
+) -> None:
+    session, count = _met(tmp_path, machine, found, rounds)
+    assert count == ran and session.best is not None
+    assert (session.best[0] != session.holder) is wins
+    again = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    assert again.best is not None and again.best[0] == session.best[0], "the log says the same"
+
+
+def test_a_first_session_has_nobody_to_meet(tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    took(session, session.default, 1e-3)
+    assert session.holder is None
+    _rematches(session, SimpleNamespace())  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from im2win.cli.commands import (
     report,
     runtime,
     tune,
+    worker,
 )
 from im2win.cli.log_lines import log_lines
 from im2win.common.torch_import import keep_from_tvm, needed
@@ -42,8 +43,8 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, explain.explain, build.build, models.compile_, models.run, onnxruntime.onnxruntime, runtime.runtime,
-    bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+    layers.layers, tune.tune, worker.worker, explain.explain, build.build, models.compile_, models.run, onnxruntime.onnxruntime,
+    runtime.runtime, bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)

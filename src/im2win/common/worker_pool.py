@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,8 +23,17 @@ _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, s
 """Signals that end a process without a fault of its job: sent by a user, by a job scheduler, or by the system when memory is short."""
 
 
+class MachineError(RuntimeError):
+    """What this machine, and not a job, is to blame for: no space left, a GPU that is gone. The message says what to do."""
+
+
 class WorkerError(RuntimeError):
-    """A job without a result. `kind` is "crashed" or "timeout"; `killed` says that a crash came from outside (`_FROM_OUTSIDE`)."""
+    """A job without a result.
+
+    Attributes:
+        kind: "crashed" or "timeout".
+        killed: whether a crash came from outside (`_FROM_OUTSIDE`), or the machine is to blame (`MachineError`), and not the job.
+    """
 
     def __init__(self, kind: str, message: str, *, killed: bool = False) -> None:
         super().__init__(message)
@@ -49,6 +60,7 @@ class Worker:
         self._jobs: Connection | None = None
         self._results: Connection | None = None
         self._stderr: IO[bytes] | None = None
+        self._life: int | None = None  # the process ends when no process holds this any more
 
     def __enter__(self) -> Worker:
         return self
@@ -63,14 +75,17 @@ class Worker:
         self.close()
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
+        life_read, self._life = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        bound = f"from im2win.common.worker_pool import end_with; end_with({life_read}); "
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{self._begin}from {self._module} import main; main({job_read}, {result_write})"],
-            pass_fds=(job_read, result_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr,
+            [sys.executable, "-c", f"{self._begin}{bound}from {self._module} import main; main({job_read}, {result_write})"],
+            pass_fds=(job_read, result_write, life_read), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr,
             env=self._env, start_new_session=True,
         )  # fmt: skip
         os.close(job_read)
         os.close(result_write)
+        os.close(life_read)
         self._jobs = Connection(job_write, readable=False)
         self._results = Connection(result_read, writable=False)
 
@@ -89,7 +104,11 @@ class Worker:
         """
         try:
             if self.results.poll(timeout_s):
-                return self.results.recv()
+                result = self.results.recv()
+                if isinstance(result, MachineError):
+                    self.close()
+                    raise WorkerError("crashed", str(result), killed=True)
+                return result
         except (EOFError, ConnectionResetError):
             raise self._died() from None
         raise self.overdue(timeout_s)
@@ -139,6 +158,9 @@ class Worker:
         for resource in (self._jobs, self._results, self._stderr):
             if resource is not None:
                 resource.close()
+        if self._life is not None:
+            os.close(self._life)
+        self._life = None
         self._process = self._jobs = self._results = self._stderr = None
 
 
@@ -191,11 +213,32 @@ def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:
-    """A worker's loop: answers jobs until the parent closes the pipe."""
+    """A worker's loop: answers jobs until the parent closes the pipe. A `MachineError` is an answer; other exceptions end the process."""
     jobs, results = Connection(job_fd, writable=False), Connection(result_fd, readable=False)
     while True:
         try:
             job = jobs.recv()
         except EOFError:
             return
-        results.send(handle(job))
+        try:
+            answer = handle(job)
+        except MachineError as error:
+            answer = error
+        results.send(answer)
+
+
+def end_with(life: int) -> None:
+    """Has the system end this process when the last one that holds the other end of a pipe is gone, whatever this one computes then.
+
+    A parent that is killed closes nothing by itself, and a kernel that hangs reads no pipe. Where the system has no such signals (Linux has
+    them) nothing happens: the process ends when its job does.
+    """
+    if not hasattr(fcntl, "F_SETSIG"):
+        return
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    gone = select.poll()
+    gone.register(life, select.POLLHUP)
+    if gone.poll(0):  # the parent was gone before
+        os.kill(os.getpid(), signal.SIGKILL)

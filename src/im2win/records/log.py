@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from im2win.common.json_text import parsed
 from im2win.common.locking import LogError, locked, write_lines, writing
-from im2win.records.record import Record, RecordError, is_device, parse_key
+from im2win.records.record import SCHEMA, Record, RecordError, is_device, parse_key
 from im2win.spec.conv2d import Conv2d
 
 Accepts = Callable[[Record], str | None]
@@ -58,21 +59,34 @@ class _File:
     stamp: tuple[int, int, int]
     records: tuple[Record, ...] = ()
     problems: tuple[Problem, ...] = ()
+    newer: tuple[bytes, ...] = ()  # lines of releases to come, which only they can judge
 
 
 def _encode(records: Iterable[Record]) -> bytes:
     return "".join(record.to_line() + "\n" for record in records).encode("ascii")
 
 
-def _replace_file(path: Path, records: Sequence[Record]) -> None:
-    """Rewrites a file atomically, so that a reader sees either the old or the new content. Without records it removes the file."""
-    if not records:
+def _is_newer(line: bytes) -> bool:
+    """Whether a line is a JSON object that says that it has a later schema than this release reads."""
+    try:
+        schema = parsed(line)["schema"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    return type(schema) is int and schema > SCHEMA
+
+
+def _replace_file(path: Path, records: Sequence[Record], newer: Sequence[bytes] = ()) -> None:
+    """Rewrites a file atomically, so that a reader sees either the old or the new content. Without lines it removes the file.
+
+    `newer`: lines behind the records, as they are.
+    """
+    if not records and not newer:
         path.unlink()
         return
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(_encode(records))
+            file.write(_encode(records) + b"".join(line + b"\n" for line in newer))
             file.flush()
             os.fsync(file.fileno())
         shutil.copymode(path, temporary)
@@ -91,14 +105,15 @@ def _parse_line(path: Path, line: bytes) -> Record:
 
 
 def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
-    records, problems = [], []
+    records, problems, newer = [], [], []
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             try:
                 records.append(_parse_line(path, line))
             except ValueError as error:  # RecordError, or UnicodeDecodeError
                 problems.append(Problem(path, number, str(error)))
-    return _File(stamp, tuple(records), tuple(problems))
+                newer += [line] if _is_newer(line) else []
+    return _File(stamp, tuple(records), tuple(problems), tuple(newer))
 
 
 def best_first(records: Iterable[Record]) -> list[Record]:
@@ -223,7 +238,7 @@ class Log:
     def prune(self, keep: int = 1, *, accepts: Accepts | None = None, device: str | None = None, dry_run: bool = False) -> Pruned:
         """Keeps the `keep` best correct records (`Record.cost`) of each algorithm for every layer and device.
 
-        Drops all others and broken lines.
+        Drops all others and broken lines. Lines of later schemas stay: another release wrote them.
 
         Only records with the same target, threads, TVM and generator compete. A file without remaining records is removed.
 
@@ -252,7 +267,7 @@ class Log:
         file = self._load(path)
         if unreadable := [problem.reason for problem in file.problems if problem.line_number == 0]:
             raise LogError(f"`{path}` {unreadable[0]}: change its permissions or remove it, then prune again.")
-        fresh, count = [], Counter(broken=len(file.problems))
+        fresh, count = [], Counter(broken=len(file.problems) - len(file.newer))
         for record in file.records:
             if record.outcome != "ok":
                 count["failing"] += 1
@@ -262,9 +277,9 @@ class Log:
                 fresh.append(record)
         kept = _best(fresh, keep)
         count.update(kept=len(kept), slower=len(fresh) - len(kept))
-        if not dry_run and (len(kept) < len(file.records) or file.problems):
+        if not dry_run and (len(kept) < len(file.records) or len(file.problems) > len(file.newer)):
             with writing(path):
-                _replace_file(path, kept)
+                _replace_file(path, kept, file.newer)
         return count
 
 

@@ -44,9 +44,10 @@ class Baseline:
 
         A baseline that is far faster than ever before shows that the machine was slow until now: that is not steady, either.
         """
-        if self._choice is None:
-            return True
-        outcome = self._measure(self._choice)
+        return self._choice is None or self.judge(self._measure(self._choice))
+
+    def judge(self, outcome: Outcome) -> bool:
+        """As `steady`, of the baseline's outcome."""
         if outcome.outcome != "ok" or not outcome.samples_s:
             return True
         self._last_s = statistics.median(outcome.samples_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 import time
@@ -24,6 +26,8 @@ from im2win.registry.schedules import candidates
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.fleet.fleet import FleetError, gathered
+from im2win.tuner.fleet.tracker import KEY
 from im2win.tuner.pool import Pool, pools
 from im2win.tuner.session import Progress
 from im2win.tuner.tuning import check_arguments, tune
@@ -91,6 +95,10 @@ def tune_layers(
     seed: int = 0,
     names: Mapping[Conv2d, str] | None = None,
     finished: Finished | None = None,
+    tracker: str | None = None,
+    key: str = KEY,
+    model: str | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
 ) -> dict[Conv2d, Record | Exception]:
     """Tunes every distinct problem, with one run of worker processes for all.
 
@@ -104,6 +112,8 @@ def tune_layers(
         reporter: shows the progress, in trials of all layers.
         names: what the progress calls a problem; its key by default.
         finished: called with each problem and its result, from the thread that tuned it.
+        tracker, key, secret_file: as for `im2win.tune`, and `model` as its `device`. The workers share each layer's candidates, one layer
+            after the other.
 
     Returns:
         For each distinct problem the record of its best candidate, or the exception that says why it has none: a ValueError if no algorithm
@@ -114,34 +124,38 @@ def tune_layers(
         NoGpuError: target "cuda" without a usable GPU.
         ToolchainError: the machine lacks a tool that building or measuring for the device needs.
         LogError: the log cannot be written.
+        TrackerError, FleetError, SecretError: as for `im2win.tune`.
         KeyboardInterrupt: the user interrupted the run; everything measured so far is in the log.
     """
     distinct = list(dict.fromkeys(convs))
-    device = device_for(target, threads)
     check_arguments(trials=trials, seed=seed, accuracy=accuracy)
-    if not distinct:
-        return {}
-    folder = folder_to_write(logs)
-    run = _Run(reporter or Reporter("tuning"), distinct, trials, names or {}, finished)
-    for conv in distinct:
-        if (record := tuned_before(conv, device, trials, folder, accuracy, algorithm)) is not None:
-            run.done(conv, record)
-    settings = {"algorithm": algorithm, "trials": trials, "logs": folder, "seed": seed, "threads": threads, "accuracy": accuracy}
+    with contextlib.ExitStack() as stack:
+        fleet = None
+        if tracker is not None:
+            fleet = stack.enter_context(gathered(tracker, key, model, target, threads, secret_file))
+        device = device_for(target, threads) if fleet is None else fleet.device
+        if not distinct:
+            return {}
+        folder = folder_to_write(logs)
+        run = _Run(reporter or Reporter("tuning"), distinct, trials, names or {}, finished)
+        for conv in distinct:
+            if (record := tuned_before(conv, device, trials, folder, accuracy, algorithm)) is not None:
+                run.done(conv, record)
+        settings = {"algorithm": algorithm, "trials": trials, "logs": folder, "seed": seed, "threads": threads, "accuracy": accuracy}
 
-    def one(conv: Conv2d, pool: Pool, stop: threading.Event) -> None:
-        run.done(conv, _result(conv, target, pool=pool, progress=partial(run.trial, stop), **settings))
+        def one(conv: Conv2d, pool: Pool, stop: threading.Event) -> None:
+            run.done(conv, _result(conv, target, pool=pool, progress=partial(run.trial, stop), **settings))
 
-    if left := [conv for conv in distinct if conv not in run.results]:
-        with pools(device, len(left)) as idle:
-            shared_out(left, idle, one)
-    return {conv: run.results[conv] for conv in distinct}
+        if left := [conv for conv in distinct if conv not in run.results]:
+            shared_out(left, stack.enter_context(pools(device, len(left), fleet)), one)
+        return {conv: run.results[conv] for conv in distinct}
 
 
 def _result(conv: Conv2d, target: str, **settings: Any) -> Record | Exception:
     """What tuning a problem gives. Only errors that hold for all problems are raised."""
     try:
         return tune(conv, target, **settings)
-    except LogError:
+    except (LogError, FleetError):
         raise
     except Exception as error:
         return error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from im2win.common.temporary import TemporaryFolder
@@ -12,13 +14,15 @@ from im2win.common.worker_pool import WorkerError, in_order
 from im2win.registry.interface import Kernel
 from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
-from im2win.tuner.build_worker import BuildJob, Built
+from im2win.tuner.build_worker import BuildJob, Built, failed_build
 from im2win.tuner.cost_model import Choice
+from im2win.tuner.fleet.fleet import Answer
 from im2win.tuner.pool import Pool
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 from im2win.tuner.session import Session
 
 BUILD_S, RUN_S = 60.0, 30.0  # seconds for one candidate; `run` adds the time that check and samples need
+DISAGREED = 1.5  # times of one candidate on two workers that differ by more are not of equal, undisturbed machines
 DROPPED = 1.08  # finals go on without a candidate that is so many times slower than the best: noise makes less than that of equal kernels
 
 
@@ -26,7 +30,7 @@ class Measurement:
     """A session's jobs for its worker pool, and the temporary folder of the compiled libraries."""
 
     def __init__(self, session: Session, pool: Pool) -> None:
-        self.session, self.builders, self.runner = session, pool.builders, pool.runner
+        self.session, self.builders, self.runner, self.fleet = session, pool.builders, pool.runner, pool.fleet
         self.folder = TemporaryFolder("tune")
         self.libraries: dict[Any, Path] = {}
         self.kernels: dict[Any, Kernel | None] = {}
@@ -36,7 +40,7 @@ class Measurement:
         """Removes the libraries."""
         self.folder.cleanup()
 
-    def _job(self, choice: Choice) -> BuildJob:
+    def _build_job(self, choice: Choice) -> BuildJob:
         self._serial += 1
         path = self.libraries[choice.key] = Path(self.folder.name) / f"{self._serial}.so"
         return BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path)
@@ -44,24 +48,24 @@ class Measurement:
     def _failed(self, choice: Choice, built: Built | WorkerError) -> Outcome | None:
         """The outcome of a failed build; None if the build succeeded."""
         if isinstance(built, WorkerError):
-            built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}")
+            built = failed_build(built, Path(self.folder.name))
         self.kernels[choice.key] = built.kernel
-        return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
+        return Outcome(built.outcome, built.message, undecided=built.undecided) if built.outcome != "ok" else None
 
     def each_built(
         self, batch: list[Choice], report: Callable[[int], None] = lambda built: None
     ) -> Iterator[tuple[Choice, Outcome | None]]:
         """Yields candidates in order as they are built, each with its outcome if the build failed.
 
-        A GPU measures a candidate while the CPUs build the next ones. A CPU measures nothing before the whole batch is built. `report` is
-        called with the number of candidates that are built.
+        A GPU measures a candidate while the CPUs build the next ones, and so do the workers of a fleet. A CPU measures nothing before the
+        whole batch is built. `report` is called with the number of candidates that are built.
         """
         pairs = self._built(batch, report)
-        yield from pairs if self.session.backend.target == "cuda" else list(pairs)
+        yield from pairs if self.session.backend.target == "cuda" or self.fleet is not None else list(pairs)
 
     def _built(self, batch: list[Choice], report: Callable[[int], None]) -> Iterator[tuple[Choice, Outcome | None]]:
         report(0)
-        answers = in_order(self.builders, [self._job(choice) for choice in batch], BUILD_S)
+        answers = in_order(self.builders, [self._build_job(choice) for choice in batch], BUILD_S)
         for count, (choice, built) in enumerate(zip(batch, answers, strict=True), 1):
             failed = self._failed(choice, built)
             report(count)
@@ -78,6 +82,8 @@ class Measurement:
 
         Where memory lies differs between processes, which makes a kernel some per cent faster or slower in one of them than in another.
         """
+        if self.fleet is not None:
+            return self._run_finals_on_two(choices, samples, seconds)
         if self.session.backend.target != "cpu":
             return self.run(choices, samples=samples, seconds=seconds)
         half = {"samples": -(-samples // 2), "seconds": seconds / 2, "drop_above": DROPPED}
@@ -87,11 +93,28 @@ class Measurement:
         second = dict(zip(kept, self.run([choices[place] for place in kept], **half) if kept else [], strict=True))
         return [_joined(one, second[place]) if place in second else one for place, one in enumerate(first)]
 
-    def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
-        """Checks and times built candidates in the measuring process.
+    def _run_finals_on_two(self, choices: list[Choice], samples: int, seconds: float) -> list[Outcome]:
+        """As `run_finals`, with halves of the samples of two workers, if there are two.
 
-        If it dies with several, each is run alone: only the one that was running is to blame.
+        Where their medians of a candidate differ by more than `DISAGREED`, only the slower samples count: one worker is disturbed, or says
+        what is not true, and no candidate may win by that.
         """
+        half: dict[str, Any] = {"samples": -(-samples // 2), "seconds": seconds / 2, "drop_above": DROPPED}
+        parts: list[list[Outcome]] = []
+        avoid: tuple[str, ...] = ()
+        for _ in range(2):
+            answer = self.submit(choices, avoid=avoid, **half).result()
+            avoid = (answer.worker,)
+            if not isinstance(answer.result, WorkerError):
+                parts.append(answer.result)
+            elif len(choices) > 1:
+                parts.append([self.run([choice], **half)[0] for choice in choices])
+            else:
+                parts.append([failed(answer.result)])
+        return [_agreed(one, other) for one, other in zip(*parts, strict=True)]
+
+    def _job(self, choices: list[Choice], **how: Any) -> tuple[RunJob, float]:
+        """A job for the measuring process, and its limit in seconds."""
         session = self.session
         job = RunJob(
             session.conv, tuple(Candidate(self.libraries[c.key], *self._how(c)) for c in choices), session.seed,
@@ -99,18 +122,51 @@ class Measurement:
         )  # fmt: skip
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
         # candidates of finals run about twenty times each; the reference is computed by numpy in float64
-        limit = (RUN_S + 20 * slowest) * len(choices) + 60 * slowest + session.conv.flops / 2e9
+        return job, (RUN_S + 20 * slowest) * len(choices) + 60 * slowest + session.conv.flops / 2e9
+
+    def run_anew(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        """As `run`, in a new process; of a fleet, in whichever process is free."""
+        if self.fleet is None:
+            self.runner.close()
+        return self.run(choices, **how)
+
+    def submit(self, choices: list[Choice], *, only: str | None = None, avoid: tuple[str, ...] = (), **how: Any) -> Future[Answer]:
+        """Queues built candidates, as one job, for the workers of the fleet; arguments as for `Fleet.submit`."""
+        assert self.fleet is not None
+        return self.fleet.submit(*self._job(choices, **how), only=only, avoid=avoid)
+
+    def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        """Checks and times built candidates in the measuring process.
+
+        If it dies with several, each is run alone: only the one that was running is to blame.
+        """
         try:
-            outcomes: list[Outcome] = self.runner.call(job, limit)
+            outcomes: list[Outcome] = self.runner.call(*self._job(choices, **how))
         except WorkerError as error:
             if len(choices) > 1:
                 return [self.run([choice], **how)[0] for choice in choices]
-            return [Outcome(error.kind, f"running: {error}")]
+            return [failed(error)]
         return outcomes
+
+
+def failed(error: WorkerError) -> Outcome:
+    """The outcome of a candidate whose process failed."""
+    return Outcome(error.kind, f"running: {error}", undecided=error.killed)
+
+
+def _agreed(first: Outcome, second: Outcome) -> Outcome:
+    """One outcome of those of two workers: joined where their times are about the same, else the slower one."""
+    if first.outcome == second.outcome == "ok":
+        one, other = median(first.samples_s), median(second.samples_s)
+        if max(one, other) > DISAGREED * min(one, other):
+            return first if one > other else second
+    return _joined(first, second)
 
 
 def _joined(first: Outcome, second: Outcome) -> Outcome:
     """One outcome of two of a candidate: what went wrong in either, or all samples."""
+    if first.undecided or second.undecided:
+        return second if first.undecided else first
     if first.outcome != "ok" or second.outcome != "ok":
         return first if first.outcome != "ok" else second
     error = max((one.error for one in (first, second) if one.error is not None), default=None)

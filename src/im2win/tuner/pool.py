@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from im2win.common.worker_pool import Worker, WorkerError, in_order
+from im2win.device.cpu import usable_cpus
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Tile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.build_worker import RankJob, rank
+from im2win.tuner.fleet.fleet import Fleet
 
 RANK_S = 300.0  # time limit in seconds for ranking one algorithm's tiles
 
@@ -24,16 +26,23 @@ class Pool:
     Args:
         place: index of the measurement slot, one of the device's `measurement_slots()`: on a machine with several GPUs, which GPU measures.
         share: number of pools that share the CPUs (`pools` starts one for every measurement slot).
+        fleet: the workers that measure in place of a process here; `device` is theirs. This machine builds alone.
 
     Raises:
         ToolchainError: the machine lacks a tool that building or measuring for the device needs.
     """
 
-    def __init__(self, device: Device, place: int = 0, share: int = 1) -> None:
+    def __init__(self, device: Device, place: int = 0, share: int = 1, fleet: Fleet | None = None) -> None:
         backend = backend_for(device)
         backend.check_tools()
-        builders = max(1, backend.workers // share)
+        self.fleet = fleet
         on_gpu = backend.target == "cuda"
+        if fleet is not None:
+            builders = max(1, usable_cpus())
+            self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
+            self.runner: Worker | Fleet = fleet
+            return
+        builders = max(1, backend.workers // share)
         self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
         self.runner = Worker(backend.runner, backend.measurement_slots()[place], torch=on_gpu)
 
@@ -57,17 +66,25 @@ class Pool:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        for worker in (*self.builders, self.runner):
+        for worker in self.builders:
             worker.close()
+        if isinstance(self.runner, Worker):  # a fleet serves other sessions, too
+            self.runner.close()
 
 
 @contextlib.contextmanager
-def pools(device: Device, most: int) -> Iterator[list[Pool]]:
+def pools(device: Device, most: int, fleet: Fleet | None = None) -> Iterator[list[Pool]]:
     """A worker pool for every measurement slot of the device, at most `most` of them, so that several GPUs measure at the same time.
+
+    A fleet is one pool: its workers share the candidates of one session.
 
     Raises:
         ToolchainError: as `Pool`.
     """
+    if fleet is not None:
+        with Pool(device, fleet=fleet) as pool:
+            yield [pool]
+        return
     count = min(len(backend_for(device).measurement_slots()), most)
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Pool(device, place, count)) for place in range(count)]

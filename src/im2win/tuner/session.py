@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 
 from im2win import __version__
+from im2win.common.worker_pool import MachineError
 from im2win.numerics.tolerance import tolerance
 from im2win.records.folders import PACKAGED
 from im2win.records.judge import rivals_now
@@ -32,6 +33,7 @@ from im2win.tuner.proposer import BATCH, Search
 from im2win.tuner.runners.cpu import Outcome
 
 PATIENCE = 24  # trials
+MOST_UNDECIDED = 8
 ELSEWHERE = 2  # hints of one device's shipped records
 HINTS = 6  # candidates of records of other code versions and devices; they follow the default tile
 SHIPPED = Log(PACKAGED)
@@ -80,9 +82,11 @@ class Session:
         self.tried: list[tuple[Choice, float]] = []  # each with its `Record.cost`
         self.seconds: dict[Any, float | None] = {}
         self.outcomes: dict[str, int] = {}
+        self._undecided = 0  # outcomes since the last one that was decided
         self.started = time.monotonic()
         self._resume(names)
         self.resumed = len(self.tried)
+        self.holder = self.best[0] if self.best else None  # the candidate whose record this session may replace as the best one
 
     def _standard(self, found: Ranking, ranked: dict[str, list[Choice]], accuracy: Accuracy) -> tuple[Choice, str]:
         """The default tile among all ranked algorithms, and what `Record.rivals` says once it is measured.
@@ -209,7 +213,13 @@ class Session:
         return [choice for choice, cost in self.hints if cost < self.best[1] and choice.key not in tried]
 
     def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
-        """Stores an outcome in memory and in the log; `again` marks a second measurement of the same candidate."""
+        """Stores an outcome in memory and in the log; `again` marks a second measurement of the same candidate.
+
+        An undecided one goes into no log, so that the next session tries the candidate again, and changes nothing that is known of it.
+
+        Raises:
+            MachineError: `MOST_UNDECIDED` outcomes in a row are undecided.
+        """
         algorithm, schedule = methods.split(choice.algorithm)
         record = Record(
             conv=str(self.conv), algorithm=algorithm, schedule=schedule, tile=choice.tile.as_dict(), outcome=outcome.outcome,
@@ -222,6 +232,13 @@ class Session:
             rivals=self._beside(choice), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
+        self._undecided = self._undecided + 1 if outcome.undecided else 0
+        if self._undecided >= MOST_UNDECIDED:
+            raise MachineError(f"{MOST_UNDECIDED} candidates in a row failed, and none is to blame; {outcome.message}")
+        if outcome.undecided:
+            self.outcomes["undecided"] = self.outcomes.get("undecided", 0) + (not again)
+            self.tried += [] if again else [(choice, math.inf)]
+            return record
         self.log.append(record)
         self.seconds[choice.key] = record.seconds
         self.outcomes[outcome.outcome] = self.outcomes.get(outcome.outcome, 0) + (not again)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 from im2win.common.quantities import counted
@@ -18,13 +20,17 @@ from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
+from im2win.spec import objective
 from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.baseline import Baseline, measure_batch
 from im2win.tuner.cost_model import Choice
+from im2win.tuner.fleet.fleet import Fleet, gathered
+from im2win.tuner.fleet.tracker import KEY
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Pool
 from im2win.tuner.session import PATIENCE, Progress, Session
+from im2win.tuner.shared_queue import SharedQueue
 
 FINALISTS = 4  # candidates that are measured again with the default tile, in interleaved rounds, at the end,
 MOST_FINALISTS = 8  # and more, up to so many, that are not slower than the best by
@@ -32,6 +38,8 @@ CLOSE = 1.06  # what noise makes of equal kernels
 DOUBTED = 2  # more candidates that are measured again: the analytic model ranks them above the best, and their times are above it by
 DOUBTFUL = 1.3  # more than the model is mostly wrong
 FINALS = 2  # most rounds of finals
+REMATCHES = 2  # rounds, each in a new process, that a candidate must win against the holder of the best record before, where it is not
+CLEAR = 1.1  # times as fast as that one
 HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
 
@@ -61,6 +69,39 @@ def _finals(session: Session, measurement: Measurement) -> None:
         seen |= {choice.key for choice in finalists} | failed
         if session.best is None or session.best[0].key in seen:
             return
+
+
+def _rematches(session: Session, measurement: Measurement) -> None:
+    """Lets the new best candidate meet the one whose record was the best before, in new processes, unless its lead is clear.
+
+    Of two equal kernels one is faster in any single measurement, and the best record would change with every session. What stays recorded
+    of both is the round in which the new one's lead was least: the old one stays the best if it won one of them.
+    """
+    holder = session.holder
+    if holder is None or session.best is None or len(session.tried) == session.resumed:
+        return
+    challenger, cost = session.best
+    costs = {choice.key: cost for choice, cost in session.tried}
+    lead = costs[holder.key] / cost
+    if challenger.key == holder.key or not lead < CLEAR:  # a holder that turned out wrong has an infinite cost
+        return
+    pair = [challenger, holder]
+    unbuilt = [choice for choice in pair if choice.key not in measurement.libraries]
+    if any(outcome is not None for _, outcome in measurement.each_built(unbuilt)):
+        return
+    for _ in range(REMATCHES):
+        outcomes = measurement.run_anew(pair, samples=12, seconds=0.25)
+        if any(outcome.undecided for outcome in outcomes):
+            return
+        times = [median(outcome.samples_s) if outcome.outcome == "ok" else math.inf for outcome in outcomes]
+        kernels = [measurement.kernels[choice.key] for choice in pair]
+        mine, its = (objective.cost(session.conv, s, k.extra_bytes if k else 0) for s, k in zip(times, kernels, strict=True))
+        if math.isinf(mine) or math.isinf(its) or its / mine < lead:
+            for choice, outcome, kernel in zip(pair, outcomes, kernels, strict=True):
+                session.record(choice, outcome, kernel, again=True)
+            if math.isinf(mine) or math.isinf(its) or its <= mine:
+                return
+            lead = its / mine
 
 
 def _finalists(session: Session, seen: set[Any]) -> list[Choice]:
@@ -93,8 +134,12 @@ def tune(
     accuracy: Accuracy = "float32",
     progress: Callable[[Progress], None] | None = None,
     pool: Pool | None = None,
+    tracker: str | None = None,
+    key: str = KEY,
+    device: str | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
 ) -> Record:
-    """Searches for the fastest correct kernel of a problem on this machine and records every trial.
+    """Searches for the fastest correct kernel of a problem on this machine, or a fleet's, and records every trial.
 
     Candidates are compared by time and memory (`Record.cost`): of two kernels with about the same time, the one with the smaller workspace
     wins.
@@ -119,7 +164,13 @@ def tune(
             a GPU sums of TF32 products, where their errors stay within the tolerance of float32 sums. "tf32": also plain TF32, on a GPU.
             "winograd": also Winograd tiles transformed in float16 and int8 (docs/winograd.md states their errors).
         progress: called after every trial, and when another phase has begun or come further (`Progress.phase`).
-        pool: the worker pool to use, for several layers one after the other; a temporary one if None.
+        pool: the worker pool to use, for several layers one after the other; a temporary one if None. Where it is a fleet's, `tracker` and
+            what belongs to it are not looked at.
+        tracker: "HOST:PORT" of TVM's RPC tracker, whose workers (`im2win worker`) measure, and for whose device kernels are built; None to
+            measure here.
+        key: what the workers registered with.
+        device: the workers' device model, such as "nvidia-h200"; needed if there are several with this key.
+        secret_file: file with the secret that the workers share; `IM2WIN_SECRET` if None. Beyond loopback there must be one.
 
     Returns:
         The record of the best correct candidate.
@@ -128,31 +179,49 @@ def tune(
         ValueError: a bad argument.
         LogError: the log cannot be written.
         TuneError: no candidate computed a correct result.
+        MachineError: nothing can be built or measured: no space is left, or the GPU is gone.
+        TrackerError, FleetError, SecretError: there is no tracker; there are no workers (any more), or those of several device models; the
+            secret is missing. The messages say what to do.
     """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
-    device = device_for(target, threads)
+    with contextlib.ExitStack() as stack:
+        fleet = pool.fleet if pool is not None else None
+        if pool is None and tracker is not None:
+            fleet = stack.enter_context(gathered(tracker, key, device, target, threads, secret_file))
+        return _tuned(conv, target, algorithm, trials, logs, seed, threads, patience, accuracy, progress, pool, fleet)
+
+
+def _tuned(
+    conv: Conv2d, target: str, algorithm: str, trials: int, logs: Logs, seed: int, threads: int | None, patience: int | None,
+    accuracy: Accuracy, progress: Callable[[Progress], None] | None, pool: Pool | None, fleet: Fleet | None,
+) -> Record:  # fmt: skip
+    """`tune`, with the fleet that measures, if one does."""
+    device = device_for(target, threads) if fleet is None else fleet.device
     check_arguments(trials, seed, accuracy, patience)
     names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
     log = Log(folder_to_write(logs))
     report = progress or (lambda state: None)
     before = partial(Progress, conv, "", 0, trials, None, None, 0.0, None)  # before there is a session
     with contextlib.ExitStack() as stack:
-        pool = pool or stack.enter_context(Pool(device))
+        pool = pool or stack.enter_context(Pool(device, fleet=fleet))
         every = [row.key for row in candidates("auto", conv, target, accuracy)]  # the default tile may be of another one
         ranking = pool.ranked(conv, every, device, accuracy, lambda count: report(before(f"ranking {count} of {len(every)} algorithms")))
         report(before("reading the records"))
         session = Session(conv, names, device, log, trials, seed, patience, accuracy, ranking)
         measurement = Measurement(session, pool)
-        baseline = Baseline(lambda choice: measurement.run([choice])[0])
         stack.callback(measurement.close)
+        measure: Any = partial(measure_batch, session, measurement, Baseline(lambda choice: measurement.run([choice])[0]))
+        if fleet is not None:
+            measure = SharedQueue(session, measurement, fleet).measure_batch
         while batch := session.next_batch():
-            measure_batch(
-                session, measurement, baseline, batch, HOPELESS, built=partial(_report_built, report, session, len(batch)),
+            measure(
+                batch, HOPELESS, built=partial(_report_built, report, session, len(batch)),
                 tried=lambda choice: report(session.progress(choice.algorithm)),
                 disturbed=lambda: report(session.progress(phase="measuring again what was disturbed")),
             )  # fmt: skip
         report(session.progress(phase="measuring the best again"))
         _finals(session, measurement)
+        _rematches(session, measurement)
     return _winner(session)
 
 

@@ -49,3 +49,7 @@ Logs = Annotated[Path | None, typer.Option(metavar="DIR", help=LOGS)]
 WrittenLogs = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for the records, instead of your own.", callback=outputs.folder)
 ]
+Key = Annotated[str, typer.Option(help="What the workers register with, and tuners ask for.")]
+SecretFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The secret that tuner and workers share, closed to others; IM2WIN_SECRET if not said.")
+]

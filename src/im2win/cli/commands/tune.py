@@ -36,6 +36,12 @@ def tune(
     out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
+    tracker: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Measure on the workers of TVM's RPC tracker (see `im2win worker`), not here.")
+    ] = None,
+    key: options.Key = "im2win",
+    device: Annotated[str | None, typer.Option(help="Of the workers' device models this one, such as nvidia-h200.")] = None,
+    secret_file: options.SecretFile = None,
     json: options.Json = False,
 ) -> None:
     """Search for the fastest correct schedule of each layer. Ctrl-C stops the search; the same command resumes it.
@@ -44,6 +50,7 @@ def tune(
     """
     settings: dict[str, Any] = {"algorithm": algorithm, "trials": trials, "logs": logs, "seed": seed, "threads": threads}
     settings["accuracy"] = checked_accuracy(accuracy)
+    fleet: dict[str, Any] = {"tracker": tracker, "key": key, "model": device, "secret_file": secret_file} if tracker is not None else {}
     began = utc_now()
     with reporting("tuning") as reporter:
         reporter.step(note="reading the layers")
@@ -51,7 +58,7 @@ def tune(
         if not json:
             for line in skipped:
                 reporter.line(f"skipped: {line}")
-        results, interrupted = tune_layers(chosen, target, reporter, settings, lines=not json)
+        results, interrupted = tune_layers(chosen, target, reporter, settings | fleet, lines=not json)
         failures = [result for result in results.values() if isinstance(result, Exception)]
         if failures and len(failures) == len({layer.conv for layer in chosen}):
             raise failures[0]

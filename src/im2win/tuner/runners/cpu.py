@@ -52,6 +52,7 @@ class RunJob:
         give_up_s: a candidate is given up after three samples that are all slower than this, in seconds.
         drop_above: of several candidates one is dropped when its median of `FEWEST` samples or more is so many times the least median.
         folder: where the next process finds the expected output that this one computed; None to compute it anew.
+        probe: pixels (image, row, column) of the output whose values an outcome holds.
     """
 
     conv: Conv2d
@@ -62,16 +63,30 @@ class RunJob:
     give_up_s: float = float("inf")
     drop_above: float = float("inf")
     folder: Path | None = None
+    probe: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass
 class Outcome:
-    """Result of one candidate: "ok" with samples in seconds, or "wrong" with a reason and no samples."""
+    """Result of one candidate: "ok" with samples in seconds, or "wrong" with a reason and no samples.
+
+    Attributes:
+        probed: the output's values of all channels at the job's `probe`, [pixels, channels] in float64; None if not ok or not asked for.
+        undecided: a failure that says nothing of the candidate, since the machine is to blame. It goes into no record.
+    """
 
     outcome: str
     message: str = ""
     error: float | None = None
     samples_s: list[float] = field(default_factory=list)
+    probed: Any = None
+    undecided: bool = False
+
+
+def probed(output: Any, conv: Conv2d, pixels: tuple[tuple[int, int, int], ...]) -> Any:
+    """The values of all channels at pixels (image, row, column) of an output, [pixels, channels]."""
+    images, rows, cols = (list(places) for places in zip(*pixels, strict=True))
+    return output[images, :, rows, cols] if conv.layout == "NCHW" else output[images, rows, cols]
 
 
 class Bench:
@@ -192,6 +207,8 @@ class Measurer:
         for tried, out in zip(kernels, outcomes, strict=True):
             if tried is not None:
                 self._check_again(bench, tried, out)
+                if job.probe and out.outcome == "ok":
+                    out.probed = probed(bench.output, job.conv, job.probe).astype(np.float64)
         return outcomes
 
     def _time(self, job: RunJob, kernels: list[tuple[Kernel, Outcome]]) -> None:

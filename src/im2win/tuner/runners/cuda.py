@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.common.worker_pool import serve
+from im2win.common.worker_pool import MachineError, serve
 from im2win.numerics.reference import random_tensors
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.cuda import Kernels
@@ -25,7 +25,7 @@ from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec.activations import activation_of, torch_function
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
-from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
+from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob, probed
 
 GUARD = 4096  # elements on either side of the output
 GUARD_VALUE = -52341  # float16 stores a rounded value
@@ -80,7 +80,7 @@ def _converted(conv: Conv2d, y: Any) -> Any:
     return (y.to(getattr(torch, conv.out_dtype)) if limits is None else torch.round(y).clamp_(*limits)).double()
 
 
-def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
+def device_tensors(conv: Conv2d, seed: int, device: str = "cuda") -> dict[str, Any]:
     """Normally distributed tensors for every argument but the output; for int8 problems, integers with a standard deviation of 32.
 
     The values of `scale` make the spread of the outputs about the same, so that some outputs exceed the range of int8.
@@ -90,7 +90,7 @@ def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
     sums = SPREAD * math.sqrt(math.prod(conv.filter_shape[1:]))
     made = {}
     for name, array in random_tensors(conv, seed).items():
-        dtype, tensor = getattr(torch, conv.dtypes[name]), torch.from_numpy(array).cuda()
+        dtype, tensor = getattr(torch, conv.dtypes[name]), torch.from_numpy(array).to(device)
         if name == "scale":
             tensor = tensor / sums
         elif (limits := ELEMENT_TYPES[conv.dtype].limits) is not None:
@@ -204,8 +204,11 @@ class Measurer:
         import torch
 
         if not torch.cuda.is_available():
-            raise ArtefactError("measuring on a GPU needs PyTorch with CUDA.")
-        cuda_runtime_library()
+            raise MachineError("there is no GPU that PyTorch can use: see if `nvidia-smi` lists it, and if PyTorch is built for CUDA.")
+        try:
+            cuda_runtime_library()
+        except ArtefactError as error:
+            raise MachineError(str(error)) from None
         if self._bench is None or (self._bench.conv, self._bench.seed) != (conv, seed):
             self._bench = None
             torch.cuda.empty_cache()
@@ -228,6 +231,8 @@ class Measurer:
                 message, _ = verify(bench, tried, tolerance(job.conv, candidate.accuracy))
                 if message:
                     out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
+                elif job.probe:
+                    out.probed = probed(bench.output, job.conv, job.probe).double().cpu().numpy()
         return outcomes
 
     @staticmethod
