@@ -136,7 +136,10 @@ def _guarded(kernel: Kernel, before: Sequence[Statement], part: Assignment) -> _
     match before:
         case (
             Declaration(name=name, value=None, count=None),
-            If(then=(Assignment(target=Name(one), operator="") as load,), other=(Assignment(target=Name(two), operator="") as zero,)) as test,
+            If(
+                then=(Assignment(target=Name(one), operator="") as load,),
+                other=(Assignment(target=Name(two), operator="") as zero,),
+            ) as test,
         ) if one == two == name and part.value == Name(name):
             found = _to_shared(kernel, _sides(kernel, part)[0], _sides(kernel, load)[1])
             if found is None or not _is_zero(_sides(kernel, zero)[1]):

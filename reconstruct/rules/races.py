@@ -3,7 +3,7 @@
 The barriers' own analysis (`barriers`) enumerates every iteration of every block. That takes minutes for a convolution with thousands of
 blocks. Here the argument is shorter:
 
-- Places in shared memory must not depend on the block. Outputs must be written behind the last barrier only, so that no barrier orders them.
+- Places in shared memory must not depend on the block. Outputs must be written behind the last barrier, so that no barrier orders them.
 - In a loop with barriers, places in shared memory may depend on the loop variable only modulo the number of buffers of the ring. Iterations
   that far apart then access the same places, and barriers and pending copies relate neighbouring iterations only. So a shorter loop, with
   the same remainder and twice as many iterations as the ring has buffers, shows every conflict that the whole loop has.

@@ -19,6 +19,12 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "implicit_gemm/split_k": lambda N, Co, Ho, Wo, **_: 2 * N * Co * Ho * Wo,
     "mec/tiled": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
     "mcfa/tiled": lambda **_: 0,
+    "direct/scheduled": lambda **_: 0,
+    "im2win/scheduled": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
+    "im2col/scheduled": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
+    "implicit_gemm/scheduled": lambda **_: 0,
+    "mec/scheduled": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
+    "mcfa/scheduled": lambda **_: 0,
     "winograd/tiled": lambda **_: 0,
     "winograd/tensor_cores": lambda N, Ci, Ho, Wo, **_: N * Ci * 36 * -(-Ho // 4) * -(-Wo // 4),
 }

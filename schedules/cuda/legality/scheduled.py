@@ -71,13 +71,16 @@ def _rules(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[tuple[bool, str]
         (channels % tile.block_m == 0, f"`block_m` (={tile.block_m}) must divide the {channels} channels of a group"),
         (tile.block_m % tile.thread_m == 0, f"`thread_m` (={tile.thread_m}) must divide `block_m` (={tile.block_m})"),
         (tile.block_n % tile.thread_n == 0, f"`thread_n` (={tile.thread_n}) must divide `block_n` (={tile.block_n})"),
-        (tile.strip in STRIPS and tile.thread_n % tile.strip == 0, f"`strip` (={tile.strip}) must be {STRIPS} and divide `thread_n` (={tile.thread_n})"),
+        (
+            tile.strip in STRIPS and tile.thread_n % tile.strip == 0,
+            f"`strip` (={tile.strip}) must be among {STRIPS} and divide `thread_n` (={tile.thread_n})",
+        ),
         (tile.threads <= MAX_THREADS, f"a thread block (={tile.threads}) must have at most {MAX_THREADS} threads"),
         (tile.threads % 32 == 0, f"a thread block (={tile.threads}) must have whole warps of 32 threads"),
         (
             tile.block_m * tile.block_k % tile.threads == 0 and tile.block_n * tile.block_k % tile.threads == 0,
-            f"a step's filters (={tile.block_m * tile.block_k}) and windows (={tile.block_n * tile.block_k}) must be shared out evenly among "
-            f"{tile.threads} threads",
+            f"a step's filters (={tile.block_m * tile.block_k}) and windows (={tile.block_n * tile.block_k}) must be shared out evenly "
+            f"among {tile.threads} threads",
         ),
         (
             tile.lanes in (0, LANES) and (not tile.lanes or (tile.block_n % LANES == 0 and tile.block_k % (tile.threads // LANES) == 0)),

@@ -129,7 +129,8 @@ def _operands(form: Gemm, conv: Conv2d, tile: ScheduledTile, step: LoopRV) -> No
             loops.reverse()
             sch.storage_align(block, 0, -2, 32, SPARE)
         if block is form.windows and tile.lanes:
-            (depth, steps), (output, lane) = (sch.split(loop, [None, part]) for loop, part in zip(loops, (tile.threads // tile.lanes, tile.lanes), strict=True))
+            depth, steps = sch.split(loops[0], [None, tile.threads // tile.lanes])
+            output, lane = sch.split(loops[1], [None, tile.lanes])
             sch.reorder(depth, output, steps, lane)
             _bind(sch, tile, [depth, output], sch.fuse(steps, lane), 1)
         else:

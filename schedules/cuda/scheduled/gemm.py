@@ -2,8 +2,8 @@
 
     sums[block, channel, p] = sum over k of filter[block, k, channel] * windows[k, p]        p over (image, row, column), k over the taps
 
-The definition stays as it is: TVM moves each operand's indices into a stage of its own and fuses the loops. The algorithms differ in what the
-stage of windows reads: the input, padded by conditions, or a tensor of windows in global memory that a kernel before has stored.
+The definition stays as it is: TVM moves each operand's indices into a stage of its own and fuses the loops. The algorithms differ in what
+the stage of windows reads: the input, padded by conditions, or a tensor of windows in global memory that a kernel before has stored.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ def _fuse_out(sch: Schedule, conv: Conv2d, out: SBlockRV, block_m: int) -> None:
     sch.transform_block_layout(out, (lambda n, m, x, j: fused(n, j, m, x)) if last else (lambda n, j, m, x: fused(n, j, m, x)))
     for place, region in enumerate(sch.get(out).reads):
         if region.source.name == BIAS:
-            channels = int(region.source.shape[1])
-            sch.transform_layout(out, ("read", place), lambda jo, ji: jo * channels + ji)
+            sch.transform_layout(out, ("read", place), lambda jo, ji: jo * block_m + ji)
 
 
 def _padded(

@@ -22,10 +22,10 @@ class ScheduledTile(BaseTile):
     thread_m, thread_n: output channels and outputs of a thread, in its registers.
     order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
     stages: buffers in shared memory of a pipeline, which copies `stages - 1` steps ahead of the products; 1: copies and products alternate.
-    lanes: neighbouring outputs whose elements the lanes of a warp copy at a time: a thread then has few steps of the sum and several outputs,
-        whose addresses it computes once; 0: threads take elements in the order of shared memory.
-    strip: neighbouring outputs of a thread; between its strips lie those of its neighbours. 4: operands are read 16 bytes at a time, and outputs
-        stored so where a map's outputs allow it; 1: lanes store neighbouring outputs.
+    lanes: neighbouring outputs whose elements the lanes of a warp copy at a time: a thread then has few steps of the sum and several
+        outputs, whose addresses it computes once; 0: threads take elements in the order of shared memory.
+    strip: neighbouring outputs of a thread; between its strips lie those of its neighbours. 4: operands are read 16 bytes at a time, and
+        outputs stored so where a map's outputs allow it; 1: lanes store neighbouring outputs.
     rules: how the reconstructor rewrites what TVM generates: names of rule sets with "+" between them, or "".
     """
 

@@ -54,9 +54,9 @@ def _renamed(function: Function, names: Mapping[str, str]) -> Function:
 
 
 def _called(function: Function) -> Function:
-    """A function over a definition's tensors as callers know it: its output is "output", and a flat tensor `MADE` behind its input holds the
-    tensors between its launches, if there are any. The input then is `INPUT`.
+    """A function over a definition's tensors as callers know it.
 
+    Its output is "output". A flat tensor `MADE` behind its input, which then is `INPUT`, holds the tensors between its launches, if any.
     Functions that have this form already stay as they are.
     """
     workspace = function.unit.workspace
