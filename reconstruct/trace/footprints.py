@@ -150,8 +150,8 @@ class Ledger:
         """
         for buffer in sorted(epoch.touched):
             accesses = [access for access in epoch.accesses if access.buffer == buffer]
-            parts = [[self._touches(one)[0] for one in accesses if one.pending == pending] for pending in (True, False)]
-            if all(parts) and np.intersect1d(*map(np.concatenate, parts)).size:
+            copied, other = ([self._touches(one)[0] for one in accesses if one.pending == pending] for pending in (True, False))
+            if copied and other and np.intersect1d(np.concatenate(copied), np.concatenate(other)).size:
                 return buffer
         return None
 

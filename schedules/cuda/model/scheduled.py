@@ -70,7 +70,7 @@ def _stores(conv: Conv2d, tile: ScheduledTile) -> float:
     """Stores of outputs of a thread, those that write parts of sectors counted more than once."""
     if conv.layout == "NHWC" or math.prod(conv.output_size) % tile.strip == 0:
         return tile.accumulators / tile.strip
-    return tile.accumulators * tile.strip**0.5
+    return float(tile.accumulators * math.sqrt(tile.strip))
 
 
 def floor(conv: Conv2d, gpu: Gpu, stored: int) -> float:

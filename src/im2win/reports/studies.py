@@ -13,17 +13,19 @@ from typing import Any
 
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
+from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
-from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, OVERHEAD, PYTORCH, SHARED, SLIDING, UNTUNED, WINOGRAD_TC, ZOO
+from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, OVERHEAD, PYTORCH, SCHEDULED, SHARED, SLIDING, UNTUNED, WINOGRAD_TC, ZOO
 
 Study = Mapping[str, Any]
 
 TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     UNTUNED: untuned_report.table,
     SLIDING: sliding_report.table,
+    SCHEDULED: scheduled_report.table,
     WINOGRAD_TC: fused_report.table,
     MODELS: deploy_report.models_table,
     OPERATORS: deploy_report.operators_table,

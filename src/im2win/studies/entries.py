@@ -22,6 +22,10 @@ def last_rung(names: Sequence[str], rungs: Container[str]) -> str:
 SLIDING = "sliding-window"
 IM2COL, DEFAULT = "im2col", "default"  # forms without a thread block to vary
 
+SCHEDULED = "scheduled"
+RULES = {"plain": "", "pipelines": "pipelines", "copies": "copies", "both": "pipelines+copies"}  # forms of a kernel, and their rule sets
+HAND_BUILT = "hand-built"
+
 WINOGRAD_TC = "winograd-tensor-cores"
 PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
