@@ -17,7 +17,6 @@ from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.copied_lines import PAIR, CopiedLines, copied_run, copy_elements
 from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.rearranged import QUAD, TOGETHER, RearrangedHaloTile
-from im2win.schedules.cuda.tiles.strided_lines import StridedLines
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
@@ -57,9 +56,9 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     buffers = ((steps, raw or field.window_buffer), (copies, field.filter_buffer))  # one stage of each is still being read
     loads = [COPY_LATENCY + resident * stage * conv.itemsize / CYCLE_BYTES for _, (_, stage) in buffers]
     loaded = max(number / (stages - 1) * one for (number, (stages, _)), one in zip(buffers, loads, strict=True))
-    outputs = field.sum_registers / field.sums if field.column_step == 1 else tile.accumulators
+    outputs = field.sum_registers / field.sums
     stores = outputs / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks * (PLANES if conv.layout == "NCHW" else 1)
-    stores += (field.sum_registers * (1 - 1 / field.sums)) * SHIFT_CYCLES * tile.groups
+    stores += (field.sum_registers - outputs) * SHIFT_CYCLES * tile.groups
     if tile.sum_blocks > 1:
         stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
     alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
@@ -76,8 +75,7 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size
-    skipping = field.sparse if isinstance(field, RearrangedHaloTile) else isinstance(field, StridedLines) and conv.stride[0] > 1
-    read = _read_bytes(conv, skipping)
+    read = _read_bytes(conv, isinstance(field, RearrangedHaloTile) and field.sparse)
     copying = 0.0
     if isinstance(field, CopiedLines):
         copy = copy_elements(field) * conv.itemsize
