@@ -90,13 +90,9 @@ class StagedOutputs(Outputs):
         image, down, col = self._place(*window)
         columns = [window[0] + lane for lane in range(8)]
         places = [(*divmod(column // field.pitch, field.lines), column % field.pitch) for column in columns]
-        read = (tile.cols - 1) * field.column_step + 1
-        for value, size, which in ((image, tile.images, 0), (down, tile.rows, 1), (col, read, 2)):
+        for value, size, which in ((image, tile.images, 0), (down, tile.rows, 1), (col, tile.cols, 2)):
             if any(place[which] >= size for place in places):
                 conditions.append(value < size)
-        if field.column_step > 1:
-            conditions.append(col % field.column_step == 0)
-            col = col // field.column_step
         return image, down, col, conditions
 
     def _place(self, first: int, lane: Expr) -> tuple[Expr, Expr, Expr]:

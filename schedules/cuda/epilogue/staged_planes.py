@@ -51,7 +51,7 @@ class StagedPlanes(TileEpilogue):
         tile = self._field.tile
         pitch = self._field.output_pitch
         for j in product.kept:
-            for e in range(0, 2 if self._field.column_step % 2 else 1, self._run):  # with an even step odd columns are no outputs
+            for e in range(0, 2, self._run):
                 image, down, col, conditions = self._operand.place((j * EIGHT, product.t * 2 + e))
                 at = self._begin + (image * EIGHT + product.g) * pitch + down * tile.cols + col
 

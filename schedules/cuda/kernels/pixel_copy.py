@@ -6,18 +6,21 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.primitives import Expr, local
 from im2win.schedules.cuda.tiles.copied_lines import PAIR, CopiedLines, copied_run
 from im2win.spec.conv2d import Conv2d
 
 THREADS = 256  # of a block
+AT_ONCE = 4  # most runs of pixels that a thread reads before it writes the first
 
 
-def launch_copy(conv: Conv2d, field: CopiedLines, source: Any, copy: Any) -> None:
+def launch_copy(conv: Conv2d, field: CopiedLines, gpu: Gpu, source: Any, copy: Any) -> None:
     """Emits the launch of the copy.
 
     Neighbouring threads write neighbouring pixels of a channel: `copied_run` of them, which a thread reads at once with those between, or
-    else a pair.
+    else a pair. A thread copies several such runs, the next one for each block of threads, if every multiprocessor has threads even so: all
+    are read before the first is written, so that memory has more to do at a time.
 
     Args:
         source: flat view of the input. copy: flat view of the copy.
@@ -26,19 +29,19 @@ def launch_copy(conv: Conv2d, field: CopiedLines, source: Any, copy: Any) -> Non
     each = run or PAIR
     items = -(-pixels // each)  # of a channel
     count = conv.batch * conv.in_channels * items
-    with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
-        at = bx * THREADS + tid
-        with T.If(at < count), T.Then():
-            item, channel, n = at % items, at // items % conv.in_channels, at // (items * conv.in_channels)
-            values = local("values", (each,), conv.dtype)
-            if run:
-                _read_run(conv, source, n * conv.in_channels + channel, item, values)
-            else:
-                _read_pair(conv, source, n * conv.in_channels + channel, item, values)
+    at_once = min(max(count // (THREADS * gpu.multiprocessors), 1), AT_ONCE)
+    with T.launch_thread("blockIdx.x", -(-count // (THREADS * at_once))) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
+        places = [(bx * at_once + number) * THREADS + tid for number in range(at_once)]
+        values = [local("values", (each,), conv.dtype) for _ in places]
+        for at, one in zip(places, values, strict=True):
+            with T.If(at < count), T.Then():
+                (_read_run if run else _read_pair)(conv, source, at // items, at % items, one)
+        for at, one in zip(places, values, strict=True):
+            channel, n = at // items % conv.in_channels, at // (items * conv.in_channels)
             plane = (n // field.images * conv.in_channels + channel) * field.images + n % field.images
-            to = plane * (field.copied_pitch // each) + item
-            with T.vectorized(each) as k:
-                T.buffer_store(copy, values[k], [to * each + k])
+            to = plane * (field.copied_pitch // each) + at % items
+            with T.If(at < count), T.Then(), T.vectorized(each) as k:
+                T.buffer_store(copy, one[k], [to * each + k])
 
 
 def _read_run(conv: Conv2d, source: Any, plane: Expr, item: Expr, values: Any) -> None:

@@ -46,7 +46,7 @@ def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, n
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         field = field_of(conv, tile)
-        tensors = _tensors(conv, tile, field)
+        tensors = _tensors(conv, tile, field, gpu)
         boxes = _boxes(conv, field, tensors["data"])
         blocks = staged_grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
@@ -54,7 +54,7 @@ def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, n
     return builder.get()
 
 
-def _tensors(conv: Conv2d, tile: WarpSpecializedTile, field: StagedHaloTile) -> dict[str, Any]:
+def _tensors(conv: Conv2d, tile: WarpSpecializedTile, field: StagedHaloTile, gpu: Gpu) -> dict[str, Any]:
     """Declares the kernel's tensors and returns flat views of them by name.
 
     Where a first kernel copies pixels it is launched. "data" is then the copy, in the workspace, and the input an argument before it.
@@ -65,7 +65,7 @@ def _tensors(conv: Conv2d, tile: WarpSpecializedTile, field: StagedHaloTile) -> 
     source = named("input", T.arg("input", T.buffer(conv.input_shape, conv.dtype)))
     tensors = arguments(conv, pack, (copy_elements(field),))
     given = named("input", T.decl_buffer((math.prod(conv.input_shape),), conv.dtype, data=source.data))
-    launch_copy(conv, field, given, tensors["data"])
+    launch_copy(conv, field, gpu, given, tensors["data"])
     return tensors
 
 

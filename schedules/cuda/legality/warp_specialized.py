@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
-from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import MAX_BOX, M
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
-from im2win.schedules.cuda.tiles.strided_lines import strided_rows
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, channel_phases
 from im2win.spec.conv2d import Conv2d
 
@@ -42,20 +40,14 @@ def unsupported_reason(conv: Conv2d) -> str | None:
 
 def no_lines(conv: Conv2d) -> str | None:
     """Why products cannot take pixels of each channel as they lie in memory; None if they can."""
-    if conv.kernel != (1, 1) or any(conv.padding):
-        return "for windows of more than their own pixel: a 1x1 kernel without padding"
-    if conv.stride == (1, 1) or strided_rows(conv):
-        return None
-    return f"or copied: rows of {conv.width} pixels, {conv.stride[0]} apart, do not begin at multiples of {CHUNK} bytes"
+    plain = conv.kernel == (1, 1) and conv.stride == (1, 1) and not any(conv.padding)
+    return None if plain else "for windows of more than their own pixel: a 1x1 kernel without stride and padding"
 
 
 def no_copy(conv: Conv2d) -> str | None:
-    """Why no kernel copies the pixels that windows read, as what `tma_boxes` must be instead; None if one does."""
-    if conv.kernel != (1, 1) or any(conv.padding):
-        return "rearranged for windows of more than their own pixel: a 1x1 kernel without padding"
-    if conv.stride == (1, 1) and channel_phases(conv) == 1:
-        return "lines where windows read all pixels and channels begin at multiples of 16 bytes"
-    return None
+    """Why no kernel copies the pixels that windows read; None if one does."""
+    strided = conv.kernel == (1, 1) and conv.stride != (1, 1) and not any(conv.padding)
+    return None if strided else "for other layers than those of a 1x1 kernel with a stride and without padding"
 
 
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
@@ -78,10 +70,7 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"
     elif (tile.rearranged or tile.lines) != (conv.layout == "NCHW"):
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged or lines with layout NCHW, and only there, not with {conv.layout}"
-    elif tile.copied:
-        if (reason := no_copy(conv)) is not None:
-            yield f"`tma_boxes` (={tile.tma_boxes}) must be {reason}"
-    elif tile.lines and (reason := no_lines(conv)) is not None:
+    elif tile.lines and (reason := no_copy(conv) if tile.copied else no_lines(conv)) is not None:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged {reason}"
     if tile.rearranged and tile.window_blocks != 1:
         yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1: every block rearranges windows for itself"

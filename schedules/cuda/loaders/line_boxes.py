@@ -10,7 +10,6 @@ from tvm.tirx.script import builder as T
 from im2win.schedules.cuda.loaders.boxes import Boxes
 from im2win.schedules.cuda.primitives import Expr, call, pointer
 from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
-from im2win.schedules.cuda.tiles.strided_lines import StridedLines
 from im2win.schedules.cuda.tiles.warp_specialized import LINE
 
 
@@ -25,26 +24,18 @@ class LineBoxes(Boxes):
     _halo: PixelLines
 
     def __init__(self, field: PixelLines, source: Any) -> None:
-        box, row_bytes = (LINE, field.share, 1, 1), LINE * field.conv.itemsize
-        if isinstance(field, StridedLines):
-            super().__init__(field, source, field.row_axes, field.strides, box, (1, 1, 1, 1), row_bytes)
-            return
         pixels, channels, images = field.axes
-        strides = pixels, channels * pixels, images * channels * pixels
-        super().__init__(field, source, (pixels, channels, images, 1), strides, box, (1, 1, 1, 1), row_bytes)
+        strides, box = (pixels, channels * pixels, images * channels * pixels), (LINE, field.share, 1, 1)
+        super().__init__(field, source, (pixels, channels, images, 1), strides, box, (1, 1, 1, 1), LINE * field.conv.itemsize)
 
     def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, channel: Expr, rank: Expr) -> None:
         """See `Boxes.copy`."""
-        field, (n, row, col) = self._halo, self.place(output_tile)
+        field, (n, _, col) = self._halo, self.place(output_tile)
         first, before = (channel + part * field.channels) // field.phases, 0 if field.sharing == 1 else rank * field.share
         group = n if field.images == 1 else n // field.images
         name = "copy_box" if field.sharing == 1 else f"copy_shared<{field.sharing}>"
         call("expect_bytes", full, field.step_bytes)
         for line, (phase, lead) in itertools.product(range(field.lines_of_a_channel), enumerate(field.leads)):
             to = pointer(*stage, ((line * field.phases + phase) * field.each + before) * LINE)
-            if isinstance(field, StridedLines):
-                x, y = col * (field.tile.cols * field.column_step), row * field.tile.rows + line
-                call(name, to, T.address_of(self._map), x, first + before, y, n, full)
-                continue
             x = col * field.tile.cols + (line * LINE + phase * field.conv.width - lead)
             call(name, to, T.address_of(self._map), x, first + before, group, 0, full)

@@ -9,7 +9,6 @@ from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 
 OPERANDS = 48  # registers of a thread for addresses and for outputs in the epilogue
 ADDRESSES = 40  # those for addresses alone, where the epilogue begins by adding several accumulators to one
-COLUMNS_LEFT_OUT = 8  # more of them where the epilogue leaves out columns
 BESIDE = 26  # least registers of a thread at the start beside the accumulators of one `wgmma`: with fewer the assembler refuses it
 LEFT = 24  # registers of a producer thread
 LEFT_REARRANGING = 72  # the same where producer warps rearrange windows
@@ -42,8 +41,7 @@ def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
 
 def needed(field: StagedHaloTile) -> tuple[int, int]:
     """Registers that a consumer thread needs: (for all its accumulators, for the accumulators of one `wgmma` when its block begins)."""
-    more = (OPERANDS if field.sums == 1 else ADDRESSES) + (COLUMNS_LEFT_OUT if field.column_step > 1 else 0)
-    return field.sum_registers + more, field.columns // 2 + BESIDE
+    return field.sum_registers + (OPERANDS if field.sums == 1 else ADDRESSES), field.columns // 2 + BESIDE
 
 
 def enough(field: StagedHaloTile, gpu: Gpu, blocks: int) -> bool:

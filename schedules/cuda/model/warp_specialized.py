@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNCH_S, SCHEDULERS, SECTOR, Estimate
+from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNCH_S, SECTOR, Estimate
 from im2win.schedules.cuda.model.persistent import STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
-from im2win.schedules.cuda.tiles.copied_lines import PAIR, CopiedLines, copied_run, copy_elements
+from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
 from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.rearranged import QUAD, TOGETHER, RearrangedHaloTile
-from im2win.schedules.cuda.tiles.strided_lines import StridedLines
-from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 BEGIN_CYCLES = 3100  # cycles of a block before its first copies are issued and behind its last store
@@ -39,7 +38,7 @@ SHIFT_CYCLES = 4  # cycles of a warpgroup to add one accumulator of another phas
 MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
 REARRANGED = 1.25  # factor on the time of blocks that rearrange windows
-COPY_WARP_CYCLES = 60  # cycles of a warp's scheduler for a warp of the kernel that copies pixels; estimated
+COPYING = 1.65  # factor on the time of memory and level-2 cache of the kernel that copies pixels; fitted to three layers
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -57,9 +56,9 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     buffers = ((steps, raw or field.window_buffer), (copies, field.filter_buffer))  # one stage of each is still being read
     loads = [COPY_LATENCY + resident * stage * conv.itemsize / CYCLE_BYTES for _, (_, stage) in buffers]
     loaded = max(number / (stages - 1) * one for (number, (stages, _)), one in zip(buffers, loads, strict=True))
-    outputs = field.sum_registers / field.sums if field.column_step == 1 else tile.accumulators
+    outputs = field.sum_registers / field.sums
     stores = outputs / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks * (PLANES if conv.layout == "NCHW" else 1)
-    stores += (field.sum_registers * (1 - 1 / field.sums)) * SHIFT_CYCLES * tile.groups
+    stores += (field.sum_registers - outputs) * SHIFT_CYCLES * tile.groups
     if tile.sum_blocks > 1:
         stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
     alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
@@ -76,8 +75,7 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size
-    skipping = field.sparse if isinstance(field, RearrangedHaloTile) else isinstance(field, StridedLines) and conv.stride[0] > 1
-    read = _read_bytes(conv, skipping)
+    read = _read_bytes(conv, isinstance(field, RearrangedHaloTile) and field.sparse)
     copying = 0.0
     if isinstance(field, CopiedLines):
         copy = copy_elements(field) * conv.itemsize
@@ -94,11 +92,9 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
 
 
 def _copy_seconds(conv: Conv2d, field: CopiedLines, gpu: Gpu) -> float:
-    """Seconds of the kernel that copies pixels: those of memory, or of its instructions, and until the next kernel begins."""
+    """Seconds of the kernel that copies pixels, and until the next kernel begins."""
     copy, read = copy_elements(field) * conv.itemsize, _read_bytes(conv, conv.stride[0] > 1)
-    warps = conv.batch * conv.in_channels * -(-field.conv.width // (copied_run(conv) or PAIR)) / WARP
-    issued = warps * COPY_WARP_CYCLES / (SCHEDULERS * gpu.multiprocessors) / gpu.clock_hz
-    return max(read / gpu.dram_bytes_s + copy / gpu.l2_bytes_s, issued) + LAUNCH_S
+    return COPYING * (read / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
 
 
 def _read_bytes(conv: Conv2d, sparse: bool) -> int:

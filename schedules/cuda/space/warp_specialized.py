@@ -35,7 +35,6 @@ CLUSTERS = (
     (2, "accumulators"), (4, "accumulators"), (8, "accumulators"),
 )  # fmt: skip
 SUMS = (1, 2, 4)  # blocks that share accumulators, for which shapes are chosen
-COPIED_PHASES = 4  # phases of channels from which on a copy without them is worth a trial
 COPIES = 6  # most pipeline stages of filters
 
 
@@ -59,7 +58,7 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
-    if least.lines and one.stride == (1, 1):
+    if least.lines:
         widths: Iterable[int] = _eights(width, most)
     else:
         widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)
@@ -136,8 +135,8 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
     found: list[WarpSpecializedTile] = []
     forms: tuple[str, ...] = ("halo", "taps") if math.prod(conv.kernel) > 1 else ("halo",)
     if conv.layout == "NCHW":
-        copied = no_copy(conv) is None and (conv.stride != (1, 1) or channel_phases(conv) >= COPIED_PHASES)
-        forms = ("rearranged", *(["lines"] if no_lines(conv) is None else []), *(["copied"] if copied else []))
+        reasons = {"rearranged": None, "lines": no_lines(conv), "copied": no_copy(conv)}
+        forms = tuple(form for form, reason in reasons.items() if reason is None)
     for shape, boxes in itertools.product(SHAPES, forms):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:

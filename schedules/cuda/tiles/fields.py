@@ -8,7 +8,6 @@ from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements,
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
-from im2win.schedules.cuda.tiles.strided_lines import StridedLines
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
@@ -25,8 +24,6 @@ def field_of(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
 
 def halo_tile(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
     """The halo tile of the problem that it is copied from."""
-    if tile.tma_boxes == "lines" and conv.stride != (1, 1):
-        return StridedLines(conv, tile)
     return _KINDS.get(tile.tma_boxes, StagedHaloTile)(conv, tile)
 
 

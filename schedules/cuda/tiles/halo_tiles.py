@@ -35,11 +35,6 @@ class StagedHaloTile(HaloTile):
         """Accumulators of an output, which the epilogue adds; see `PixelLines`."""
         return 1
 
-    @property
-    def column_step(self) -> int:
-        """Columns of a product from one output of a row to the next; see `StridedLines`."""
-        return 1
-
     def _shared_zeros(self, axis: int) -> int:
         """Zeros along an axis that a row, or an image, shares with the next: at most as many as the halo has."""
         whole = (self.tile.rows, self.tile.cols)[axis] == self.conv.output_size[axis] and self.conv.stride == (1, 1)

@@ -11,13 +11,12 @@ from warp_specialized import SMALL, check_calls_are_needed, check_exact, made, t
 from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.tiles.fields import field_of, flat
 from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
-from im2win.schedules.cuda.tiles.strided_lines import StridedLines
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 
-def lines(block_m: int, cols: int, rows: int = 1, **more: object) -> WarpSpecializedTile:
-    return tile(block_m, 1, rows, cols, tma_boxes="lines", **more)  # type: ignore[arg-type]
+def lines(block_m: int, cols: int, **more: object) -> WarpSpecializedTile:
+    return tile(block_m, 1, 1, cols, tma_boxes="lines", **more)  # type: ignore[arg-type]
 
 
 # The phases of channels, the problem, the tile.
@@ -49,33 +48,6 @@ def test_exact(what: str) -> None:
     check_exact(conv, one)
 
 
-# The problem, the tile.
-STRIDED = {
-    "whole rows": ("n2-c72x12x56-k64x1x1-s2-float16-bias", lines(64, 28, 3, slabs=2)),
-    "rows beyond the last": ("n3-c64x9x16-k128x1x1-s2-float16-bias-add-relu", lines(128, 8, 2, groups=2, slabs=4)),
-    "parts of rows": ("n2-c40x6x80-k70x1x1-s2-bfloat16-bias-relu", lines(64, 20, 2, product="wg_bf16")),
-    "every third pixel": ("n2-c64x12x24-k64x1x1-s3-float16-bias", lines(64, 8, 2)),
-    "every fourth pixel": ("n1-c32x8x64-k64x1x1-s4-float16", lines(64, 16, 2)),
-    "every other row, all pixels": ("n2-c64x7x16-k64x1x1-s2.1-float16-add", lines(64, 16, 3, slabs=2)),
-    "every other pixel of all rows": ("n2-c64x6x40-k64x1x1-s1.2-float16", lines(64, 20, 4)),
-    "rows of 28 pixels": ("n2-c64x8x28-k64x1x1-s2-float16-bias", lines(64, 14, 4)),
-    "in turn": ("n3-c40x8x16-k128x1x1-s2-float16", lines(128, 8, 2, pingpong=2, stages=3)),
-    "two share windows": ("n2-c128x6x40-k128x1x1-s2-float16", lines(64, 20, 2, slabs=2, cluster=2)),
-    "two share filters": ("n2-c64x8x16-k64x1x1-s2-float16-bias", lines(64, 8, 2, slabs=2, cluster=2, shared="filters")),
-    "two share sums": ("n2-c128x6x80-k64x1x1-s1.2-float16", lines(64, 20, 2, slabs=2, cluster=2, shared="accumulators")),
-    "sums of every third pixel": ("n2-c128x6x24-k64x1x1-s3-float16-bias-relu", lines(64, 8, 2, slabs=2, cluster=2, shared="accumulators")),
-    "groups of eight filters": ("n2-c64x8x16-k64x1x1-s2-g8-float16-bias", lines(64, 8, 2, slabs=2)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", STRIDED)
-def test_strided_layers_are_exact(what: str) -> None:
-    key, one = STRIDED[what]
-    conv = Conv2d.parse(key)
-    assert isinstance(field_of(conv, one), StridedLines)
-    check_exact(conv, one)
-
-
 def test_random_problems() -> None:
     """Whatever the sizes, a legal tile is exact."""
     draw, found = random.Random(11), 0
@@ -100,10 +72,7 @@ def test_random_problems() -> None:
     ("key", "change", "message"),
     [
         ("n2-c64x8x16-k64x3x3-float16", {}, "`tma_boxes` (=lines) must be rearranged for windows of more than their own pixel"),
-        ("n2-c64x8x16-k64x1x1-p1-float16", {}, "`tma_boxes` (=lines) must be rearranged for windows of more than their own pixel"),
-        ("n2-c64x8x14-k64x1x1-s2-float16", {}, "`tma_boxes` (=lines) must be rearranged or copied: rows of 14 pixels, 2 apart, do not"),
-        ("n2-c64x8x80-k64x1x1-s2-float16", {"cols": 40}, "`cols` (=40) must be at most 32: a row of a tile is one line of 64 pixels"),
-        ("n2-c64x8x48-k64x1x1-s2-float16", {"cols": 18}, "`cols` (=18) times the stride must be a multiple of 8: boxes begin at"),
+        ("n2-c64x8x16-k64x1x1-s2-float16", {}, "`tma_boxes` (=lines) must be rearranged for windows of more than their own pixel"),
         ("n2-c64x8x16-k64x1x1-float16-NHWC", {}, "`tma_boxes` (=lines) must be rearranged or lines with layout NCHW, and only there"),
         ("n2-c64x8x16-k64x1x1-float16", {"cols": 20}, "`cols` (=20) must be 128, or a multiple of 8: boxes begin at multiples of 16 bytes"),
         ("n2-c64x8x16-k64x1x1-float16", {"slabs": 3}, "`slabs` (=3) must be one of 1, 2, 4"),
