@@ -37,7 +37,7 @@ def reference(
     y = np.empty((conv.batch, conv.out_channels, out_h, out_w))
     top, left, bottom, right = conv.padding
     for n in range(conv.batch):
-        padded = np.pad(planes[n].astype(np.float64), ((0, 0), (top, bottom), (left, right)))
+        padded = np.pad(planes[n].astype(np.float64) - conv.zero_point, ((0, 0), (top, bottom), (left, right)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, conv.window, axis=(1, 2))
         windows = windows[:, :: conv.stride[0], :: conv.stride[1], :: conv.dilation[0], :: conv.dilation[1]]
         for g in range(conv.groups):
@@ -61,7 +61,7 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
         y = y + residual.astype(np.float32)
     y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
     if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:
-        return np.clip(np.rint(y), *limits).astype(np.float64)
+        return np.clip(np.rint(y) + np.float64(conv.out_zero_point), *limits).astype(np.float64)
     with np.errstate(over="ignore"):  # large values become infinity
         return y.astype(conv.out_dtype).astype(np.float64)
 

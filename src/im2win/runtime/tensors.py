@@ -128,11 +128,23 @@ def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return shared
 
 
-def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
+def empty_like(value: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
     """An uninitialised tensor of the same library as `value`; a numpy array for libraries that cannot make one."""
     if is_torch(value):
-        return value.new_empty(shape)
-    return empty(shape, np.float32)
+        return value.new_empty(shape, dtype=getattr(_torch(), dtype))
+    return empty(shape, dtype)
+
+
+def finite(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, contiguous.
+
+    Raises:
+        ArgumentError: one of its numbers is not finite.
+    """
+    if not np.isfinite(array).all():
+        place = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ArgumentError(f"`{name}` (={array[place]} at {place}) must be finite.")
+    return np.ascontiguousarray(array)
 
 
 def torch_values(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,233 @@
+"""int8, uint8 and bfloat16 on CPUs: dot products of words of channels.
+
+parallel (channel pass, n, block of output rows)
+    copy = input rows in words, zeros around them          # level-1 or level-2 cache
+    for channel block in pass
+        for register tile of windows
+            sums = 0                                        # registers
+            for u, v, word: sums += dot(copy, filter)
+            out = epilogue(sums + offsets)                  # by way of a buffer of sums, in level-1 cache
+
+With axis "windows" the epilogue follows when all windows of the row block have their sums, since register tiles cross the ends of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.compute.dot_product import finished
+from im2win.schedules.cpu_dot import vectors
+from im2win.schedules.cpu_dot.geometry import Geometry
+from im2win.schedules.cpu_dot.instructions import Instruction, definitions, instruction
+from im2win.schedules.cpu_dot.product import PERMISSION, Product, configure, release
+from im2win.schedules.cpu_dot.stage import Copy
+from im2win.schedules.cpu_dot.tile import DotTile
+from im2win.schedules.cpu_dot.vectors import clamped, load
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
+
+Expr = Any
+
+
+def module(conv: Conv2d, tile: DotTile, name: str) -> tvm.IRModule:
+    """The kernel of a legal tile as a module with one function."""
+    one = instruction(tile.instruction, conv.dtype)
+    assert one is not None
+    function = _Kernel(conv, tile, one).function(name)
+    code = definitions(one, tile.lanes) + (PERMISSION if one.tiles else "")
+    if code:
+        text = tvm.ir.StringImm(code)
+        function = function.with_body(tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", text, function.body))
+    return tvm.IRModule({name: function})
+
+
+def held_bytes(conv: Conv2d, tile: DotTile) -> int:
+    """Bytes that packed filters take beyond the filters."""
+    packed = math.prod(tile.pack.shape(conv)) * conv.itemsize
+    return max(packed - math.prod(conv.filter_shape) * conv.itemsize, 0)
+
+
+class _Kernel:
+    """Emits the kernel of a problem with a tile."""
+
+    def __init__(self, conv: Conv2d, tile: DotTile, one: Instruction) -> None:
+        self.conv, self.tile, self.one = conv, tile, one
+        self.geometry, self.pack = Geometry(conv, tile), tile.pack
+        self.sums = one.sums
+        self.per_group = self.pack.blocks_per_group(conv)
+        self.group_channels = self.pack.single_group(conv).out_channels // self.pack.single_group(conv).groups
+        self.stored = 4 // conv.itemsize
+        self.block_words = (self.pack.steps(conv) + (self.sums == "int32")) * tile.block
+
+    def function(self, name: str) -> Any:
+        """The function over the tensors of `conv.arguments`."""
+        conv = self.conv
+        shapes = {
+            "data": conv.input_shape, "filter": self.pack.shape(conv), "bias": (conv.out_channels,), "scale": (conv.out_channels,),
+            "residual": conv.output_shape, "output": conv.output_shape,
+        }  # fmt: skip
+        with IRBuilder() as builder, T.prim_func(s_tir=False):
+            T.func_name(name)
+            T.func_attr({"global_symbol": name, "tirx.noalias": True})
+            self.tensors = {}
+            given = {key: T.arg(key, T.buffer(shapes[key], conv.dtypes[key])) for key in conv.arguments}
+            for key, buffer in given.items():
+                dtype = conv.dtypes[key]
+                self.tensors[key] = vectors.flat(buffer, math.prod(shapes[key]), dtype, ELEMENT_TYPES[dtype].itemsize)
+            self._body()
+        return builder.get()
+
+    def _body(self) -> None:
+        conv, tile = self.conv, self.tile
+        out_h = conv.output_size[0]
+        row_blocks, passes = -(-out_h // tile.row_block), self.pack.blocks(conv) // tile.pass_blocks
+        if self.one.tiles:
+            T.evaluate(tirx.call_extern("void", "im2win_amx"))
+        with T.parallel(passes * conv.batch * row_blocks) as item:
+            n = T.bind(item // row_blocks % conv.batch)
+            first_row = T.bind(clamped(item % row_blocks, tile.row_block, row_blocks, out_h))
+            first_block = T.bind(item // (row_blocks * conv.batch) * tile.pass_blocks)
+            if self.one.tiles:
+                configure(self.geometry)
+            self._step(n, first_row, first_block)
+            if self.one.tiles:
+                release()
+
+    def _step(self, n: Expr, first_row: Expr, first_block: Expr) -> None:
+        """A parallel step."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        copy = T.alloc_buffer((geometry.copied * self.one.group,), self.one.staged)
+        copier = Copy(geometry, self.one, self.tensors["data"], copy)
+        self.held = T.alloc_buffer((self._held_sums(),), self.sums)
+        self.product = Product(geometry, self.one, copy, self.tensors["filter"], self.held)
+        if tile.axis == "depthwise":
+            with T.serial(tile.pass_blocks) as b:
+                channel = T.bind(self._channel(first_block + b))
+                copier.emit(n, first_row, channel)
+                self._block(n, first_row, first_block + b, channel)
+            return
+        whole_groups = max(tile.pass_blocks // self.per_group, 1)
+        with T.serial(whole_groups) as g:
+            group = T.bind(first_block // self.per_group + g)
+            copier.emit(n, first_row, group * (conv.in_channels // conv.groups))
+            with T.serial(min(tile.pass_blocks, self.per_group)) as b:
+                block = T.bind(first_block + g * self.per_group + b)
+                self._block(n, first_row, block, T.bind(self._channel(block)))
+
+    def _channel(self, block: Expr) -> Expr:
+        """The first output channel of a block."""
+        inside = clamped(block % self.per_group, self.tile.block, self.per_group, self.group_channels)
+        return block // self.per_group * self.group_channels + inside
+
+    def _held_sums(self) -> int:
+        """Elements of the buffer of sums."""
+        if self.tile.axis == "windows":
+            return self.tile.block * self._line()
+        return self.tile.block * self.tile.windows
+
+    def _line(self) -> int:
+        """Places of a line of sums with axis "windows"."""
+        return max(self.geometry.line, self.tile.windows)
+
+    def _block(self, n: Expr, first_row: Expr, block: Expr, channel: Expr) -> None:
+        """The products and the epilogue of a channel block."""
+        geometry, tile = self.geometry, self.tile
+        words = T.bind(block * self.block_words)
+        if tile.axis == "windows":
+            with T.serial(geometry.tiles) as t:
+                place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
+                self.product.emit(place, words, place, self._line())
+            self._write_lines(n, first_row, words, channel)
+            return
+        distance = geometry.strides[1] * geometry.words  # words of the copy between neighbouring windows
+        with T.serial(geometry.lines) as line, T.serial(geometry.tiles) as t:
+            place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
+            row = line * (geometry.strides[0] * geometry.size[1] * geometry.words)
+            self.product.emit(T.bind(row + place * distance), words, tirx.const(0, "int32"), tile.block)
+            self._write_tile(n, first_row + line, place, words, channel)
+
+    # --- the epilogue
+
+    def _finish(self, width: int, at: Expr, sums: Expr, of: Callable[[str, Expr], Expr], offset: Callable[[Expr], Expr]) -> None:
+        """Stores `width` neighbouring outputs from `at` on.
+
+        Args:
+            sums: of the first one. of: (name of an argument, lane) -> its element; offset: lane -> that behind the packed filters.
+        """
+        conv, tensors = self.conv, self.tensors
+
+        def value(lane: Expr) -> Expr:
+            total = self.held[sums + lane]
+            if self.sums == "int32":
+                total = total + offset(lane)
+            given = {name: of(name, lane) if name in tensors else None for name in ("bias", "scale")}
+            residual = tensors["residual"][at + lane] if conv.residual else None
+            return finished(conv, total, given["bias"], given["scale"], residual)
+
+        if width == 1:
+            T.buffer_store(tensors["output"], value(tirx.const(0, "int32")), [at])
+            return
+        with T.vectorized(width) as lane:
+            T.buffer_store(tensors["output"], value(lane), [at + lane])
+
+    def _offset(self, words: Expr, channel: Expr) -> Expr:
+        """The offset behind a block's filters, of a channel in the block."""
+        first = (words + self.pack.steps(self.conv) * self.tile.block + channel) * self.stored
+        return tirx.reinterpret("int32", load(self.tensors["filter"], first, self.stored))
+
+    def _write_tile(self, n: Expr, row: Expr, place: Expr, words: Expr, channel: Expr) -> None:
+        """The epilogue of a register tile of windows with their channels side by side."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        out_h, out_w = conv.output_size
+        offsets = T.alloc_buffer((tile.block,), "int32", scope="local") if self.sums == "int32" else None
+        if offsets is not None:
+            for j in range(tile.vectors):
+                first = (words + (self.pack.steps(conv) * tile.block + j * tile.lanes)) * self.stored
+                value = load(self.tensors["filter"], first, tile.lanes * self.stored)
+                vectors.store(offsets, j * tile.lanes, tirx.reinterpret(vectors.typed("int32", tile.lanes), value), tile.lanes)
+        with T.serial(tile.windows) as i:
+
+            def write(m: Expr, x: Expr) -> None:
+                at = T.bind(((n * out_h + m) * out_w + x) * conv.out_channels + channel)
+                for j in range(tile.vectors):
+                    first = j * tile.lanes
+                    self._finish(
+                        tile.lanes, at + first, i * tile.block + first,
+                        lambda name, lane, first=first: self.tensors[name][channel + first + lane],
+                        lambda lane, first=first: offsets[first + lane],
+                    )  # fmt: skip
+
+            if not geometry.flat or geometry.pitch == out_w:
+                write(row, place + i)
+                return
+            across = T.bind(place + i)
+            down = T.bind(across // geometry.pitch)
+            x = T.bind(across - down * geometry.pitch)
+            with T.If(x < out_w), T.Then():
+                write(row + down, x)
+
+    def _write_lines(self, n: Expr, first_row: Expr, words: Expr, channel: Expr) -> None:
+        """The epilogue of all windows of the row block, of one channel after the other."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        out_h, out_w = conv.output_size
+        whole = geometry.pitch == out_w  # rows follow one another
+        rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
+        with T.serial(tile.block) as c:
+            offset = T.bind(self._offset(words, c)) if self.sums == "int32" else None
+            known = {name: T.bind(self.tensors[name][channel + c]) for name in ("bias", "scale") if name in self.tensors}
+            plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
+            with T.serial(rows) as r:
+                vectors.sweep(
+                    run, max(tile.lanes, 1),
+                    lambda x, width: self._finish(
+                        width, plane + (r * out_w + x), c * self._line() + (r * geometry.pitch + x), lambda name, lane: known[name],
+                        lambda lane: offset,
+                    ),
+                )  # fmt: skip
