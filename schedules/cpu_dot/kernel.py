@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.compute.dot_product import finished
+from im2win.compute.dot_product import finished, widened
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import Instruction, definitions, instruction
@@ -80,7 +80,8 @@ class _Kernel:
             given = {key: T.arg(key, T.buffer(shapes[key], conv.dtypes[key])) for key in conv.arguments}
             for key, buffer in given.items():
                 dtype = conv.dtypes[key]
-                self.tensors[key] = vectors.flat(buffer, math.prod(shapes[key]), dtype, ELEMENT_TYPES[dtype].itemsize)
+                bits = "uint16" if dtype == "bfloat16" and key in ("data", "filter") else dtype
+                self.tensors[key] = vectors.flat(buffer, math.prod(shapes[key]), bits, ELEMENT_TYPES[dtype].itemsize)
             self._body()
         return builder.get()
 
@@ -106,6 +107,8 @@ class _Kernel:
         copy = T.alloc_buffer((geometry.copied * self.one.group,), self.one.staged)
         copier = Copy(geometry, self.one, self.tensors["data"], copy)
         self.held = T.alloc_buffer((self._held_sums(),), self.sums)
+        if self.one.tiles:  # TVM would let the sums have the copy's memory where that is not read again, but cannot type their address
+            T.buffer_store(self.held, tirx.const(0, self.sums), [0])
         self.product = Product(geometry, self.one, copy, self.tensors["filter"], self.held)
         if tile.axis == "depthwise":
             with T.serial(tile.pass_blocks) as b:
@@ -182,6 +185,11 @@ class _Kernel:
         first = (words + self.pack.steps(self.conv) * self.tile.block + channel) * self.stored
         return tirx.reinterpret("int32", load(self.tensors["filter"], first, self.stored))
 
+    def _number(self, name: str, channel: Expr) -> Expr:
+        """The bias or scale of a channel, in the type that it is used in."""
+        value = self.tensors[name][channel]
+        return value if self.sums == "int32" else widened(value)
+
     def _write_tile(self, n: Expr, row: Expr, place: Expr, words: Expr, channel: Expr) -> None:
         """The epilogue of a register tile of windows with their channels side by side."""
         conv, tile, geometry = self.conv, self.tile, self.geometry
@@ -221,7 +229,7 @@ class _Kernel:
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
         with T.serial(tile.block) as c:
             offset = T.bind(self._offset(words, c)) if self.sums == "int32" else None
-            known = {name: T.bind(self.tensors[name][channel + c]) for name in ("bias", "scale") if name in self.tensors}
+            known = {name: T.bind(self._number(name, channel + c)) for name in ("bias", "scale") if name in self.tensors}
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
             with T.serial(rows) as r:
                 vectors.sweep(

@@ -54,8 +54,6 @@ class Product:
         elements = self._one.group if own else self._stored
         kind = {"float32": "float32"}.get(self._one.staged, "int32")
         value = load(buffer, at * elements, elements)
-        if not own and self._conv.dtype == "bfloat16":
-            value = tirx.reinterpret(typed("uint16", elements), value)
         word = value if own and elements == 1 else tirx.reinterpret(kind, value)
         return self._as_staged(splat(word, lanes), lanes)
 
@@ -64,11 +62,7 @@ class Product:
         own = buffer is self._copy
         elements = self._one.group if own else self._stored
         value = load(buffer, at * elements, lanes * elements)
-        if own:
-            return value
-        if self._conv.dtype == "bfloat16":
-            value = tirx.reinterpret(typed("uint16", lanes * elements), value)
-        return self._as_staged(value, lanes)
+        return value if own else self._as_staged(value, lanes)
 
     def _as_staged(self, value: Expr, lanes: int) -> Expr:
         wanted = typed(self._one.staged, lanes * self._one.group)
@@ -160,9 +154,11 @@ class Product:
             left_distance = tile.pack.steps(conv) if across else geometry.strides[1] * geometry.words
             right_distance = data_distance if across else tile.pack.block
             for i in range(rows):
-                load_tile(registers.left(i), left_buffer, (left + i * tile.rows * left_distance) * left_word, left_distance)
+                at = (left + i * tile.rows * left_distance) * left_word
+                load_tile(registers.left(i), left_buffer, at, (tile.rows, geometry.chunk, left_distance, left_word))
             for j in range(cols):
-                load_tile(registers.right(j), right_buffer, (right + j * TILE_WORDS) * right_word, right_distance)
+                at = (right + j * TILE_WORDS) * right_word
+                load_tile(registers.right(j), right_buffer, at, (geometry.chunk, TILE_WORDS, right_distance, right_word))
                 for i in range(rows):
                     amx(self._multiply(), registers.sum(i, j), registers.left(i), registers.right(j))
 
@@ -170,7 +166,8 @@ class Product:
         for i in range(rows):
             for j in range(cols):
                 at = sums + (i * tile.rows * sum_distance + j * TILE_WORDS)
-                amx("tilestored64", registers.sum(i, j), T.address_of(self._sums[at]), tirx.const(sum_distance * WORD, "int64"))
+                extent = (tile.rows - 1) * sum_distance + TILE_WORDS
+                amx("tilestored64", registers.sum(i, j), pointer(self._sums, at, extent, 2), tirx.const(sum_distance * WORD, "int64"))
 
     def _multiply(self) -> str:
         if self._conv.dtype == "bfloat16":
@@ -186,7 +183,7 @@ class Product:
         across = self._tile.axis == "windows"
         taken = 1 if across else pack.block  # words of the filters from one step to the next
         if geometry.over_columns:
-            distance = conv.dilation[1] if across else 1
+            distance = geometry.offset(1, 1) if across else 1
             with T.serial(conv.kernel[0]) as u, T.serial(run // chunk) as q:
                 at = place + (self._tap(u, 0, 0) + q * (chunk * distance))
                 step(at, block + (u * run + q * chunk) * taken, distance)
@@ -229,9 +226,18 @@ def amx(name: str, register: int, *arguments: Any) -> None:
     T.evaluate(tirx.call_llvm_intrin("void", f"llvm.x86.{name}", *given))
 
 
-def load_tile(register: int, buffer: Any, at: Expr, distance: int) -> None:
-    """Emits the load of a tile whose rows are `distance` words apart."""
-    amx("tileloadd64", register, T.address_of(buffer[at]), tirx.const(distance * WORD, "int64"))
+def load_tile(register: int, buffer: Any, at: Expr, shape: tuple[int, int, int, int]) -> None:
+    """Emits the load of a tile from an element on; shape: (rows, words of a row, words from one row to the next, elements of a word)."""
+    rows, words, distance, elements = shape
+    amx("tileloadd64", register, pointer(buffer, at, ((rows - 1) * distance + words) * elements, 1), tirx.const(distance * WORD, "int64"))
+
+
+def pointer(buffer: Any, at: Expr, extent: int, access: int) -> Expr:
+    """The address of an element, from which an instruction reads (access 1) or writes (2) the next `extent` elements.
+
+    TVM shrinks buffers to what it sees is accessed: of `T.address_of` it sees one element.
+    """
+    return T.tvm_access_ptr(T.type_annotation(buffer.dtype), buffer.data, at, extent, access)
 
 
 def configure(geometry: Geometry) -> None:

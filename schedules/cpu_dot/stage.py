@@ -42,14 +42,17 @@ class Copy:
 
     # --- what all axes share
 
+    def _given(self, at: Expr, lanes: int) -> Expr:
+        """A vector of neighbouring elements of the input; of bfloat16 their bits."""
+        return load(self._data, at, lanes)
+
     def _converted(self, value: Expr, lanes: int) -> Expr:
         """Elements of the input in the type that is staged."""
         dtype, staged = self._conv.dtype, self._staged
+        if staged == "float32":
+            return tirx.reinterpret(typed("float32", lanes), value.astype(typed("uint32", lanes)) << constant(16, "uint32", lanes))
         if dtype == "bfloat16":
-            bits = tirx.reinterpret(typed("uint16", lanes), value)
-            if staged == "uint16":
-                return bits
-            return tirx.reinterpret(typed("float32", lanes), bits.astype(typed("uint32", lanes)) << constant(16, "uint32", lanes))
+            return value
         if staged != "uint8":
             return value.astype(typed(staged, lanes))
         bits = tirx.reinterpret(typed("uint8", lanes), value) if dtype == "int8" else value
@@ -67,7 +70,7 @@ class Copy:
         """Copies `count` neighbouring elements."""
         vectors.sweep(
             count, WIDTH[self._staged],
-            lambda first, width: store(self._copy, at + first, self._converted(load(self._data, source + first, width), width), width),
+            lambda first, width: store(self._copy, at + first, self._converted(self._given(source + first, width), width), width),
         )  # fmt: skip
 
     def _valid(self, axis: int, cycle: int, phase: int, size: int) -> tuple[int, int]:
@@ -138,14 +141,14 @@ class Copy:
     def _expand(self, at: Expr, source: Expr, channels: int, elements: int) -> None:
         """Copies PIXELS neighbouring pixels of few channels, which do not fill their words' `elements`."""
         count = PIXELS * channels
-        given = [load(self._data, source + first, width) for first, width in vectors.pieces(count, PIXELS)]
+        given = [self._given(source + first, width) for first, width in vectors.pieces(count, PIXELS)]
         whole = self._converted(tirx.Shuffle(given, list(range(count))) if len(given) > 1 else given[0], count)
         picks = [pixel * channels + e if e < channels else count for pixel in range(PIXELS) for e in range(elements)]
         store(self._copy, at, tirx.Shuffle([whole, self._filled(PIXELS)], picks), PIXELS * elements)
 
     def _spread(self, at: Expr, source: Expr, lanes: int) -> None:
         """Copies neighbouring channels into words of their own."""
-        value = self._converted(load(self._data, source, lanes), lanes)
+        value = self._converted(self._given(source, lanes), lanes)
         if self._group > 1:
             same = {"uint8": "uint8", "int16": "uint16", "uint16": "uint16"}[self._staged]
             value = tirx.reinterpret(typed(same, lanes), value) if same != self._staged else value
@@ -206,9 +209,9 @@ class Copy:
     def _strided(self, source: Expr, lanes: int, step: int) -> Expr:
         """Elements `step` apart: from contiguous vectors, of which the last begins so that it ends with the last element."""
         if step == 1 or lanes == 1:
-            return load(self._data, source, lanes)
-        if step == 2 and lanes > 1:
-            low, high = load(self._data, source, lanes), load(self._data, source + (lanes - 1), lanes)
+            return self._given(source, lanes)
+        if step == 2:
+            low, high = self._given(source, lanes), self._given(source + (lanes - 1), lanes)
             picks = [2 * lane if 2 * lane < lanes else lanes + 2 * lane - (lanes - 1) for lane in range(lanes)]
             return tirx.Shuffle([low, high], picks)
         return tirx.BufferLoad(self._data, [tirx.Ramp(source, step, lanes)])

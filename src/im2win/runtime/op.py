@@ -8,9 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import tvm_ffi
-
 import im2win
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
@@ -19,7 +16,7 @@ from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
 from im2win.runtime.seal import seal
-from im2win.runtime.tensors import ArgumentError, Port, aligned, as_numpy, empty_like, finite
+from im2win.runtime.tensors import ArgumentError, Port, aligned, argument, as_numpy, empty_like, finite
 from im2win.runtime.weights import weights_file, weights_path
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
@@ -163,7 +160,7 @@ class Layer:
         conv = op.conv
         self.op = op
         self._memory = [aligned(array) for array in self._pack(w, bias, scale)]
-        self._packed = [tvm_ffi.from_dlpack(array) for array in self._memory]
+        self._packed = [argument(array) for array in self._memory]
         self._kernel = op._kernel
         self._data = Port("x", conv.input_shape, conv.dtype)
         self._residual = Port("residual", conv.output_shape, conv.out_dtype) if conv.residual else None
