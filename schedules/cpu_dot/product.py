@@ -243,7 +243,7 @@ def pointer(buffer: Any, at: Expr, extent: int, access: int) -> Expr:
 def configure(geometry: Geometry) -> None:
     """Emits the configuration of the tile registers for a thread."""
     tile = geometry.tile
-    settings = T.alloc_buffer((64,), "uint8")
+    settings = T.alloc_buffer((64,), "uint8", scope="local")
     store(settings, 0, splat(tirx.const(0, "uint8"), 64), 64)
     T.buffer_store(settings, tirx.const(1, "uint8"), [0])  # palette
     shapes = {"sum": (tile.rows, _ROW), "left": (tile.rows, geometry.chunk * WORD), "right": (geometry.chunk, _ROW)}

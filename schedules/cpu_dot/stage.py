@@ -144,7 +144,7 @@ class Copy:
         given = [self._given(source + first, width) for first, width in vectors.pieces(count, PIXELS)]
         whole = self._converted(tirx.Shuffle(given, list(range(count))) if len(given) > 1 else given[0], count)
         picks = [pixel * channels + e if e < channels else count for pixel in range(PIXELS) for e in range(elements)]
-        store(self._copy, at, tirx.Shuffle([whole, self._filled(PIXELS)], picks), PIXELS * elements)
+        store(self._copy, at, tirx.Shuffle([whole, self._filled(PIXELS * elements)], picks), PIXELS * elements)
 
     def _spread(self, at: Expr, source: Expr, lanes: int) -> None:
         """Copies neighbouring channels into words of their own."""
