@@ -34,27 +34,32 @@ def widened(value: Expr) -> Expr:
     return value.astype("float32")
 
 
-def scaled(total: Expr, scale: Expr) -> Expr:
-    """An int32 sum as float32, times a scale; LLVM must not contract the product with an addition behind it."""
-    product = total.astype("float32") * scale
-    return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence", product)
+def bits_widened(bits: Expr, lanes: int = 1) -> Expr:
+    """A vector of bfloat16, given as their bits, in float32."""
+    wide, narrow = (f"{kind}x{lanes}" if lanes > 1 else kind for kind in ("float32", "uint32"))
+    shift = tirx.const(16, "uint32")
+    return tirx.reinterpret(wide, bits.astype(narrow) << (tirx.Broadcast(shift, lanes) if lanes > 1 else shift))
 
 
-def finished(conv: Conv2d, total: Expr, bias: Expr | None, scale: Expr | None, residual: Expr | None) -> Expr:
-    """An output, of type `conv.out_dtype`, from a sum with its offset.
+def scaled(total: Expr, scale: Expr, lanes: int) -> Expr:
+    """A vector of int32 sums as float32, times scales; LLVM must not contract the product with an addition behind it.
+
+    TVM does not vectorise such calls itself.
+    """
+    dtype = f"float32x{lanes}" if lanes > 1 else "float32"
+    return tirx.call_llvm_pure_intrin(dtype, "llvm.arithmetic.fence", total.astype(dtype) * scale)
+
+
+def finished(conv: Conv2d, value: Expr, residual: Expr | None) -> Expr:
+    """An output, of type `conv.out_dtype`.
 
     Args:
-        bias: of the sum's type, or a bfloat16. residual: of type `conv.out_dtype`.
+        value: a sum with offset and bias, and scaled if outputs are requantised. residual: of type `conv.out_dtype`.
     """
-    integers = ELEMENT_TYPES[conv.dtype].integer
-    if bias is not None:
-        total = total + (bias if integers else widened(bias))
-    if integers and not conv.requantised:
-        total = total if residual is None else total + residual
-        return activations.apply(conv.activation, TensorExpressions("int32"), total)
-    value = scaled(total, scale) if integers else total
-    if residual is not None:
-        value = value + widened(residual)
+    if ELEMENT_TYPES[conv.dtype].integer and not conv.requantised:
+        value = value if residual is None else value + residual
+        return activations.apply(conv.activation, TensorExpressions("int32"), value)
+    value = value if residual is None else value + widened(residual)
     return converted(conv, activations.apply(conv.activation, TensorExpressions(), value))
 
 

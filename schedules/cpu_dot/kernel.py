@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.compute.dot_product import finished, widened
+from im2win.compute.dot_product import bits_widened, finished, scaled
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import Instruction, definitions, instruction
@@ -80,7 +80,7 @@ class _Kernel:
             given = {key: T.arg(key, T.buffer(shapes[key], conv.dtypes[key])) for key in conv.arguments}
             for key, buffer in given.items():
                 dtype = conv.dtypes[key]
-                bits = "uint16" if dtype == "bfloat16" and key in ("data", "filter") else dtype
+                bits = "uint16" if dtype == "bfloat16" and key in ("data", "filter", "bias") else dtype
                 self.tensors[key] = vectors.flat(buffer, math.prod(shapes[key]), bits, ELEMENT_TYPES[dtype].itemsize)
             self._body()
         return builder.get()
@@ -158,21 +158,25 @@ class _Kernel:
 
     # --- the epilogue
 
-    def _finish(self, width: int, at: Expr, sums: Expr, of: Callable[[str, Expr], Expr], offset: Callable[[Expr], Expr]) -> None:
+    def _finish(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr]) -> None:
         """Stores `width` neighbouring outputs from `at` on.
 
         Args:
-            sums: of the first one. of: (name of an argument, lane) -> its element; offset: lane -> that behind the packed filters.
+            sums: of the first one. number: name -> vector of offsets, biases or scales, in the type that they are used in.
         """
         conv, tensors = self.conv, self.tensors
+        total = load(self.held, sums, width)
+        if self.sums == "int32":
+            total = total + number("offset")
+        if conv.bias:
+            total = total + number("bias")
+        if conv.requantised:
+            total = scaled(total, number("scale"), width)
+        values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
+        vectors.store(values, 0, total, width)
 
         def value(lane: Expr) -> Expr:
-            total = self.held[sums + lane]
-            if self.sums == "int32":
-                total = total + offset(lane)
-            given = {name: of(name, lane) if name in tensors else None for name in ("bias", "scale")}
-            residual = tensors["residual"][at + lane] if conv.residual else None
-            return finished(conv, total, given["bias"], given["scale"], residual)
+            return finished(conv, values[lane], tensors["residual"][at + lane] if conv.residual else None)
 
         if width == 1:
             T.buffer_store(tensors["output"], value(tirx.const(0, "int32")), [at])
@@ -185,32 +189,31 @@ class _Kernel:
         first = (words + self.pack.steps(self.conv) * self.tile.block + channel) * self.stored
         return tirx.reinterpret("int32", load(self.tensors["filter"], first, self.stored))
 
-    def _number(self, name: str, channel: Expr) -> Expr:
-        """The bias or scale of a channel, in the type that it is used in."""
-        value = self.tensors[name][channel]
-        return value if self.sums == "int32" else widened(value)
+    def _numbers(self, name: str, first: Expr, lanes: int) -> Expr:
+        """A vector of biases or scales of neighbouring channels, in the type that they are used in."""
+        value = load(self.tensors[name], first, lanes)
+        return value if self.sums == "int32" else bits_widened(value, lanes)
 
     def _write_tile(self, n: Expr, row: Expr, place: Expr, words: Expr, channel: Expr) -> None:
         """The epilogue of a register tile of windows with their channels side by side."""
         conv, tile, geometry = self.conv, self.tile, self.geometry
         out_h, out_w = conv.output_size
-        offsets = T.alloc_buffer((tile.block,), "int32", scope="local") if self.sums == "int32" else None
-        if offsets is not None:
-            for j in range(tile.vectors):
-                first = (words + (self.pack.steps(conv) * tile.block + j * tile.lanes)) * self.stored
-                value = load(self.tensors["filter"], first, tile.lanes * self.stored)
-                vectors.store(offsets, j * tile.lanes, tirx.reinterpret(vectors.typed("int32", tile.lanes), value), tile.lanes)
+        lanes = tile.lanes
+        known: dict[tuple[str, int], Expr] = {}
+        for j in range(tile.vectors):
+            if self.sums == "int32":
+                first = (words + (self.pack.steps(conv) * tile.block + j * lanes)) * self.stored
+                value = load(self.tensors["filter"], first, lanes * self.stored)
+                known["offset", j] = T.bind(tirx.reinterpret(vectors.typed("int32", lanes), value))
+            for name in ("bias", "scale"):
+                if name in self.tensors:
+                    known[name, j] = T.bind(self._numbers(name, channel + j * lanes, lanes))
         with T.serial(tile.windows) as i:
 
             def write(m: Expr, x: Expr) -> None:
                 at = T.bind(((n * out_h + m) * out_w + x) * conv.out_channels + channel)
                 for j in range(tile.vectors):
-                    first = j * tile.lanes
-                    self._finish(
-                        tile.lanes, at + first, i * tile.block + first,
-                        lambda name, lane, first=first: self.tensors[name][channel + first + lane],
-                        lambda lane, first=first: offsets[first + lane],
-                    )  # fmt: skip
+                    self._finish(lanes, at + j * lanes, i * tile.block + j * lanes, lambda name, j=j: known[name, j])
 
             if not geometry.flat or geometry.pitch == out_w:
                 write(row, place + i)
@@ -228,14 +231,15 @@ class _Kernel:
         whole = geometry.pitch == out_w  # rows follow one another
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
         with T.serial(tile.block) as c:
-            offset = T.bind(self._offset(words, c)) if self.sums == "int32" else None
-            known = {name: T.bind(self._number(name, channel + c)) for name in ("bias", "scale") if name in self.tensors}
+            known = {name: T.bind(self._numbers(name, channel + c, 1)) for name in ("bias", "scale") if name in self.tensors}
+            if self.sums == "int32":
+                known["offset"] = T.bind(self._offset(words, c))
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
             with T.serial(rows) as r:
                 vectors.sweep(
-                    run, max(tile.lanes, 1),
+                    run, tile.lanes,
                     lambda x, width: self._finish(
-                        width, plane + (r * out_w + x), c * self._line() + (r * geometry.pitch + x), lambda name, lane: known[name],
-                        lambda lane: offset,
+                        width, plane + (r * out_w + x), c * self._line() + (r * geometry.pitch + x),
+                        lambda name: vectors.splat(known[name], width),
                     ),
                 )  # fmt: skip
