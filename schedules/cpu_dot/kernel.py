@@ -8,6 +8,8 @@ parallel (channel pass, n, block of output rows)
             for u, v, word: sums += dot(copy, filter)
             out = epilogue(sums + offsets)                  # by way of a buffer of sums, in level-1 cache
 
+The epilogue of AMX tiles follows the product of the next ones, so that neither waits for the other.
+
 With axis "windows" the epilogue follows when all windows of the row block have their sums, since register tiles cross the ends of rows.
 """
 
@@ -133,7 +135,7 @@ class _Kernel:
         """Elements of the buffer of sums."""
         if self.tile.axis == "windows":
             return self.tile.block * self._line()
-        return self.tile.block * self.tile.windows
+        return self.tile.block * self.tile.windows * (2 if self.one.tiles else 1)
 
     def _line(self) -> int:
         """Places of a line of sums with axis "windows"."""
@@ -149,12 +151,32 @@ class _Kernel:
                 self.product.emit(place, words, place, self._line())
             self._write_lines(n, first_row, words, channel)
             return
-        distance = geometry.strides[1] * geometry.words  # words of the copy between neighbouring windows
-        with T.serial(geometry.lines) as line, T.serial(geometry.tiles) as t:
-            place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
-            row = line * (geometry.strides[0] * geometry.size[1] * geometry.words)
-            self.product.emit(T.bind(row + place * distance), words, tirx.const(0, "int32"), tile.block)
-            self._write_tile(n, first_row + line, place, words, channel)
+        count = geometry.lines * geometry.tiles
+        known = self._numbers_of_block(words, channel)
+        if not self.one.tiles or count == 1:
+            with T.serial(count) as i:
+                self._multiply(i, words, tirx.const(0, "int32"))
+                self._write_tile(n, first_row, i, channel, known)
+            return
+        size = tile.block * tile.windows
+        with T.serial(count) as i:
+            self._multiply(i, words, T.bind(i % 2 * size))
+            with T.If(i > 0), T.Then():
+                self._write_tile(n, first_row, i - 1, channel, known, T.bind((i + 1) % 2 * size))
+        self._write_tile(n, first_row, tirx.const(count - 1, "int32"), channel, known, tirx.const((count - 1) % 2 * size, "int32"))
+
+    def _place(self, index: Expr) -> tuple[Expr, Expr]:
+        """(line of the row block, first place in it) of a register tile."""
+        geometry = self.geometry
+        line, t = (0, index) if geometry.lines == 1 else (index // geometry.tiles, index % geometry.tiles)
+        return line, T.bind(clamped(t, self.tile.windows, geometry.tiles, geometry.line))
+
+    def _multiply(self, index: Expr, words: Expr, sums: Expr) -> None:
+        """The product of a register tile of windows with their channels side by side."""
+        geometry = self.geometry
+        line, place = self._place(index)
+        row = line * (geometry.strides[0] * geometry.size[1] * geometry.words)
+        self.product.emit(T.bind(row + place * (geometry.strides[1] * geometry.words)), words, sums, self.tile.block)
 
     # --- the epilogue
 
@@ -194,11 +216,9 @@ class _Kernel:
         value = load(self.tensors[name], first, lanes)
         return value if self.sums == "int32" else bits_widened(value, lanes)
 
-    def _write_tile(self, n: Expr, row: Expr, place: Expr, words: Expr, channel: Expr) -> None:
-        """The epilogue of a register tile of windows with their channels side by side."""
-        conv, tile, geometry = self.conv, self.tile, self.geometry
-        out_h, out_w = conv.output_size
-        lanes = tile.lanes
+    def _numbers_of_block(self, words: Expr, channel: Expr) -> dict[tuple[str, int], Expr]:
+        """Vectors of the offsets, biases and scales of a block's channels, which lie side by side, by (name, vector)."""
+        conv, tile, lanes = self.conv, self.tile, self.tile.lanes
         known: dict[tuple[str, int], Expr] = {}
         for j in range(tile.vectors):
             if self.sums == "int32":
@@ -208,12 +228,22 @@ class _Kernel:
             for name in ("bias", "scale"):
                 if name in self.tensors:
                     known[name, j] = T.bind(self._numbers(name, channel + j * lanes, lanes))
+        return known
+
+    def _write_tile(
+        self, n: Expr, first_row: Expr, index: Expr, channel: Expr, known: dict[tuple[str, int], Expr], sums: Expr = 0
+    ) -> None:
+        """The epilogue of a register tile of windows with their channels side by side, whose sums begin at an element of the buffer."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        (out_h, out_w), lanes = conv.output_size, tile.lanes
+        line, place = self._place(index)
+        row = first_row + line
         with T.serial(tile.windows) as i:
 
             def write(m: Expr, x: Expr) -> None:
                 at = T.bind(((n * out_h + m) * out_w + x) * conv.out_channels + channel)
                 for j in range(tile.vectors):
-                    self._finish(lanes, at + j * lanes, i * tile.block + j * lanes, lambda name, j=j: known[name, j])
+                    self._finish(lanes, at + j * lanes, sums + (i * tile.block + j * lanes), lambda name, j=j: known[name, j])
 
             if not geometry.flat or geometry.pitch == out_w:
                 write(row, place + i)
