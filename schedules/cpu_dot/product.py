@@ -9,7 +9,6 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import TILE_ROWS, TILE_WORDS, TILES, Instruction, multiplied
 from im2win.schedules.cpu_dot.vectors import load, splat, store, typed

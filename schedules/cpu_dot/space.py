@@ -66,14 +66,16 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
         for vectors in range(1, MOST_VECTORS + 1):
             if axis == "windows":
                 most = min(MOST_COLS, channels)
-                sizes = sorted({size for size in even_tiles(channels, most)})
+                even = sorted(even_tiles(channels, most))
+                sizes = even
             else:
                 most = min(MOST_COLS, (machine.registers - vectors - 1) // vectors)
-                sizes = sorted({*even_tiles(out_w, most), *(size for size in (6, 7, 8, 12, 14) if size <= most)})
+                even = sorted(even_tiles(out_w, most))
+                sizes = sorted({*even, *(size for size in (6, 7, 8, 12, 14) if size <= most)})
             for cols in sizes:
                 least = 2 if machine.registers > 16 else 1
                 few = cols * vectors < 4 * least and (vectors < MOST_VECTORS and cols < most)
-                if cols * vectors + vectors + 1 <= machine.registers and not (few and cols != max(sizes)):
+                if cols * vectors + vectors + 1 <= machine.registers and not (few and cols != even[-1]):
                     yield {**base, "lanes": lanes, "vectors": vectors, "cols": cols, "rows": 1}
 
 

@@ -218,7 +218,7 @@ def assembly(conv: Conv2d, tile: DotTile, machine: Machine) -> str:
 
 def inner_loop(code: str, instruction: str) -> list[str]:
     """The instructions of the innermost loop around an instruction: between the label before its first occurrence and its jump back."""
-    lines = [line.strip() for line in code.splitlines() if line.strip() and not line.strip().startswith((".p2align", "#"))]
+    lines = [line.strip().removeprefix("{vex}").strip() for line in code.splitlines() if line.strip() and not line.strip().startswith((".p2align", "#"))]
     first = next(i for i, line in enumerate(lines) if line.startswith(instruction))
     start = max(i for i in range(first) if lines[i].endswith(":"))
     label = lines[start][:-1]

@@ -37,7 +37,6 @@ from im2win.schedules.plain import PlainTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
-
 FLOAT32 = ("float32",)
 
 
