@@ -38,6 +38,7 @@ from im2win.runtime.op import Op
 from im2win.runtime.tensors import empty_like
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.suites import Layer
 
 MOST_SLOWER = 1 / 0.97  # than the default tile: what a record's tile may be, by noise of the machine that recorded it
@@ -85,9 +86,9 @@ class Ours:
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
         op, tier = self._build(conv, threads)
-        layer = op.bind(tensors.filter, tensors.bias)
-        output = empty_like(tensors.data, conv.output_shape)
-        output.fill(np.nan)
+        layer = op.bind(tensors.filter, tensors.bias, tensors.scale)
+        output = empty_like(tensors.data, conv.output_shape, conv.out_dtype)
+        output.fill(ELEMENT_TYPES[conv.out_dtype].poisons[0])
         call = partial(layer, tensors.data, residual=tensors.residual, out=output)
         return Trial(call, lambda: output, op.method, op.tuned, op.extra_bytes, op.tile, tier)
 
