@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ops import host
 from oracle import Array, Tensors, oracle
+from schedules_dot import dot_tensors
 
 from im2win.builder.build import build, build_tile
 from im2win.codegen.llvm import TileError, compile_module
@@ -38,22 +39,6 @@ DESKTOP = Machine("Some CPU", "alderlake", "avx2", 2, 8, 16, 32 << 10, 1 << 20, 
 OLD = Machine("Some CPU", "haswell", "avx2", 2, 8, 16, 32 << 10, 256 << 10, 8 << 20)
 RANDOM = 2000  # problems of the exhaustive test
 CHUNK = 50  # of these in a test
-
-
-def dot_tensors(conv: Conv2d, seed: int = 0) -> Tensors:
-    """Integers over the whole range of an integer type, small ones stored as floats otherwise; scales that use the outputs' range."""
-    rng = np.random.default_rng(seed)
-    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "residual": conv.output_shape}
-    limits = {"int8": (-128, 128), "uint8": (0, 256), "int32": (-5000, 5000)}
-    tensors = {}
-    for name in conv.arguments[:-1]:
-        dtype, shape = conv.dtypes[name], shapes.get(name, (conv.out_channels,))
-        if name == "scale":
-            root = 40 * np.sqrt(np.prod(conv.filter_shape[1:]))
-            tensors[name] = (rng.uniform(0.5, 2.0, shape) / root).astype(np.float32)
-        else:
-            tensors[name] = rng.integers(*limits.get(dtype, (-4, 5)), shape).astype(dtype)
-    return tensors
 
 
 def called(op: Op, tensors: Tensors) -> Array:
