@@ -1,12 +1,12 @@
 """Where the input of a block of output rows lies in its copy, and how register tiles sweep over it.
 
-The copy has words of neighbouring channels, and zeros around the input. Kernels of one row or column read only every stride-th row or column,
-and only these are copied.
+The copy has words of neighbouring channels, and zeros around the input. Kernels of one row or column read only every stride-th row or
+column, and only these are copied.
 
-With axis "windows" it is [word of channels][row phase][column phase][row][column]: of a layer with stride s, the rows y with the same y % s lie
-together, and so do columns. Neighbouring windows then read neighbouring words, and the windows of a row block are one line: those of the next
-row follow behind the columns that only the last windows of a row read. A register tile may cross the end of a row. Sums at places that
-are no window are dropped.
+With axis "windows" it is [word of channels][row phase][column phase][row][column]: of a layer with stride s, the rows y with the same y % s
+lie together, and so do columns. Neighbouring windows then read neighbouring words, and the windows of a row block are one line: those of
+the next row follow behind the columns that only the last windows of a row read. A register tile may cross the end of a row. Sums at places
+that are no window are dropped.
 
 With the other axes it is [row][column][word]. The windows of a row block are one line in the same way if the stride is 1; else each output
 row is a line of its own.
@@ -75,7 +75,8 @@ class Geometry:
         outputs = self.tile.row_block, self.conv.output_size[1]
         between = (s // c for s, c in zip(self.strides, self.cycles, strict=True))
         last = (self.offset(axis, self.conv.kernel[axis] - 1) for axis in (0, 1))
-        return tuple((n - 1) * s + reach + 1 for n, s, reach in zip(outputs, between, last, strict=True))  # type: ignore[return-value]
+        rows, cols = ((n - 1) * s + int(reach) + 1 for n, s, reach in zip(outputs, between, last, strict=True))
+        return rows, cols
 
     @derived
     def flat(self) -> bool:

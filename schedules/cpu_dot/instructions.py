@@ -1,6 +1,7 @@
 """The table of instructions that multiply int8 and bfloat16 on CPUs, one row each.
 
-All of them take words of 32 bits: elements of neighbouring input channels, whose products with a filter's word they add to a sum of 32 bits.
+All of them take words of 32 bits: elements of neighbouring input channels, whose products with a filter's word they add to a sum of 32
+bits.
 """
 
 from __future__ import annotations

@@ -211,6 +211,10 @@ class _Kernel:
         first = (words + self.pack.steps(self.conv) * self.tile.block + channel) * self.stored
         return tirx.reinterpret("int32", load(self.tensors["filter"], first, self.stored))
 
+    def _per_channel(self) -> list[str]:
+        """Arguments with a number for every output channel."""
+        return [name for name in ("bias", "scale") if name in self.tensors]
+
     def _numbers(self, name: str, first: Expr, lanes: int) -> Expr:
         """A vector of biases or scales of neighbouring channels, in the type that they are used in."""
         value = load(self.tensors[name], first, lanes)
@@ -225,9 +229,8 @@ class _Kernel:
                 first = (words + (self.pack.steps(conv) * tile.block + j * lanes)) * self.stored
                 value = load(self.tensors["filter"], first, lanes * self.stored)
                 known["offset", j] = T.bind(tirx.reinterpret(vectors.typed("int32", lanes), value))
-            for name in ("bias", "scale"):
-                if name in self.tensors:
-                    known[name, j] = T.bind(self._numbers(name, channel + j * lanes, lanes))
+            for name in self._per_channel():
+                known[name, j] = T.bind(self._numbers(name, channel + j * lanes, lanes))
         return known
 
     def _write_tile(
@@ -243,7 +246,8 @@ class _Kernel:
             def write(m: Expr, x: Expr) -> None:
                 at = T.bind(((n * out_h + m) * out_w + x) * conv.out_channels + channel)
                 for j in range(tile.vectors):
-                    self._finish(lanes, at + j * lanes, sums + (i * tile.block + j * lanes), lambda name, j=j: known[name, j])
+                    numbers = {name: value for (name, vector), value in known.items() if vector == j}
+                    self._finish(lanes, at + j * lanes, sums + (i * tile.block + j * lanes), numbers.__getitem__)
 
             if not geometry.flat or geometry.pitch == out_w:
                 write(row, place + i)
@@ -261,7 +265,7 @@ class _Kernel:
         whole = geometry.pitch == out_w  # rows follow one another
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
         with T.serial(tile.block) as c:
-            known = {name: T.bind(self._numbers(name, channel + c, 1)) for name in ("bias", "scale") if name in self.tensors}
+            known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
             if self.sums == "int32":
                 known["offset"] = T.bind(self._offset(words, c))
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)

@@ -68,7 +68,7 @@ def _fits(conv: Conv2d, tile: DotTile, machine: Machine) -> list[tuple[bool, str
         (least <= line, f"the tile's windows (={tile.windows}) must fit the line (={line})"),
         (
             whole or per_group % tile.pass_blocks == 0,
-            f"`pass_blocks` (={tile.pass_blocks}) must divide a group's channel blocks (={per_group}), or be those of groups that divide all",
+            f"`pass_blocks` (={tile.pass_blocks}) must divide a group's channel blocks (={per_group}), or be those of an equal part of all",
         ),
         (
             tile.row_block == 1 or held <= machine.l2_bytes // 2,

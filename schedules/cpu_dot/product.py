@@ -76,17 +76,12 @@ class Product:
 
         def step(data: Expr, taps: Expr) -> None:
             """A step of the sum: data, taps are the words of the first window and of the first channel."""
+            operands = self._operands(data, taps)
             for i, row in enumerate(held):
                 for j, buffer in enumerate(row):
                     store(buffer, 0, multiplied(one, load(buffer, 0, lanes), *operands(i, j), lanes), lanes)
 
-        def steps(data: Expr, taps: Expr) -> None:
-            nonlocal operands
-            operands = self._operands(data, taps)
-            step(data, taps)
-
-        operands: Callable[[int, int], tuple[Expr, Expr]] = self._operands(place, block)
-        self._sum(place, block, steps)
+        self._sum(place, block, step)
         for i, row in enumerate(held):
             for j, buffer in enumerate(row):
                 store(self._sums, sums + (i * sum_distance + j * lanes), load(buffer, 0, lanes), lanes)
@@ -147,9 +142,8 @@ class Product:
         def step(data: Expr, taps: Expr, data_distance: int) -> None:
             """A chunk of steps: its words of the copy and of the filters, and the words from one row of an input tile to the next."""
             left, right = (taps, data) if across else (data, taps)
-            (left_buffer, left_word), (right_buffer, right_word) = (
-                ((self._filters, self._stored), (self._copy, one.group)) if across else ((self._copy, one.group), (self._filters, self._stored))
-            )
+            filters, copy = (self._filters, self._stored), (self._copy, one.group)  # with the elements of a word
+            (left_buffer, left_word), (right_buffer, right_word) = (filters, copy) if across else (copy, filters)
             left_distance = tile.pack.steps(conv) if across else geometry.strides[1] * geometry.words
             right_distance = data_distance if across else tile.pack.block
             for i in range(rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.space import divisors, even_tiles
@@ -23,12 +24,10 @@ def space(conv: Conv2d, machine: Machine) -> tuple[DotTile, ...]:
     tiles: dict[DotTile, None] = {}
     for one in _instructions(conv, machine):
         for base in _register_tiles(conv, one, machine):
-            for row_block in _row_blocks(conv):
-                tile = DotTile(**{**base, "row_block": row_block})
-                if tile.block > _channels(conv, tile):
-                    continue
+            for row_block in _row_blocks(conv) if base.block <= _channels(conv, base) else ():
+                tile = replace(base, row_block=row_block)
                 for pass_blocks in _passes(conv, tile, machine):
-                    tiles[DotTile(**{**base, "row_block": row_block, "pass_blocks": pass_blocks})] = None
+                    tiles[replace(tile, pass_blocks=pass_blocks)] = None
     return tuple(tile for tile in tiles if not violations(conv, tile, machine))
 
 
@@ -52,15 +51,15 @@ def _row_blocks(conv: Conv2d) -> list[int]:
     return sorted(known)
 
 
-def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterator[dict[str, int | str]]:
-    """Register tiles of an instruction, as fields of a tile without its row block."""
+def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterator[DotTile]:
+    """Register tiles of an instruction, with one row and one channel block in a step."""
     axis, (_, out_w) = axis_of(conv), conv.output_size
-    base = {"instruction": one.name, "group": one.group, "axis": axis, "row_block": 1, "pass_blocks": 1}
+    base = DotTile(one.name, one.group, axis, 16, 1, 1, 1, 1, 1)
     channels = conv.out_channels if axis == "depthwise" else conv.out_channels // conv.groups
     if one.tiles:
         for cols, vectors in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)):
             for rows in _tile_rows(conv, axis, channels):
-                yield {**base, "lanes": 16, "vectors": vectors, "cols": cols, "rows": rows}
+                yield replace(base, vectors=vectors, cols=cols, rows=rows)
         return
     for lanes in _lanes(conv, one, machine, axis, channels):
         for vectors in range(1, MOST_VECTORS + 1):
@@ -76,7 +75,7 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
                 least = 2 if machine.registers > 16 else 1
                 few = cols * vectors < 4 * least and (vectors < MOST_VECTORS and cols < most)
                 if cols * vectors + vectors + 1 <= machine.registers and not (few and cols != even[-1]):
-                    yield {**base, "lanes": lanes, "vectors": vectors, "cols": cols, "rows": 1}
+                    yield replace(base, lanes=lanes, vectors=vectors, cols=cols)
 
 
 def _tile_rows(conv: Conv2d, axis: str, channels: int) -> list[int]:

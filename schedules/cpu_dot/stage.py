@@ -6,6 +6,7 @@ packed filters take that off again. Elements are converted to the type that the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -38,7 +39,8 @@ class Copy:
 
     def emit(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Emits the copy for the output rows from `first_row` on; `first_channel` of the input is the first one that is copied."""
-        {"channels": self._pixels, "windows": self._planes, "depthwise": self._pixels}[self._geometry.tile.axis](n, first_row, first_channel)
+        copy = self._planes if self._geometry.tile.axis == "windows" else self._pixels
+        copy(n, first_row, first_channel)
 
     # --- what all axes share
 
@@ -128,7 +130,10 @@ class Copy:
         channels, elements = conv.in_channels // conv.groups, geometry.words * group
         if geometry.tile.axis == "depthwise":
             with T.serial(count) as x:
-                vectors.sweep(geometry.words, geometry.tile.lanes, lambda c, w: self._spread(at + x * elements + c * group, source + x * distance + c, w))
+                vectors.sweep(
+                    geometry.words, geometry.tile.lanes,
+                    lambda c, w: self._spread(at + x * elements + c * group, source + x * distance + c, w),
+                )  # fmt: skip
         elif channels == elements == distance:
             self._copy_run(at, source, count * elements)
         elif elements <= MOST_EXPANDED and distance == channels and count >= PIXELS:
@@ -173,7 +178,7 @@ class Copy:
                 source = T.bind(((n * conv.in_channels + channel) * conv.height + row) * conv.width)
                 for phase in range(col_phases):
                     to = T.bind((at + phase * rows) * (cols * group))
-                    self._inside(row, lambda to=to, phase=phase: self._row(to, source, phase, given), lambda to=to: self._fill_run(to, cols * group))
+                    self._inside(row, partial(self._row, to, source, phase, given), partial(self._fill_run, to, cols * group))
 
         if whole:
             words(tirx.const(0, "int32"), whole, group)

@@ -1,4 +1,4 @@
-"""int8, uint8 and bfloat16 on the CPU: exactly, for every instruction, layout, epilogue and zero point; what is emitted, what is refused."""
+"""int8, uint8 and bfloat16 on the CPU: exactly, for every instruction, layout and epilogue; what is emitted, what is refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def one_tile(conv: Conv2d, name: str, draw: random.Random, machine: Machine) -> 
 
 def able(dtype: str, machine: Machine) -> list[str]:
     """Names of the instructions that a machine has for a type."""
-    return [one.name for one in INSTRUCTIONS if dtype in one.dtypes and not one.missing(machine, max(w for w in one.lanes if w <= machine.lanes))]
+    known = [one for one in INSTRUCTIONS if dtype in one.dtypes and min(one.lanes) <= machine.lanes]
+    return [one.name for one in known if not one.missing(machine, max(lanes for lanes in one.lanes if lanes <= machine.lanes))]
 
 
 PROBLEMS = [
@@ -203,7 +204,8 @@ def assembly(conv: Conv2d, tile: DotTile, machine: Machine) -> str:
 
 def inner_loop(code: str, instruction: str) -> list[str]:
     """The instructions of the innermost loop around an instruction: between the label before its first occurrence and its jump back."""
-    lines = [line.strip().removeprefix("{vex}").strip() for line in code.splitlines() if line.strip() and not line.strip().startswith((".p2align", "#"))]
+    stripped = (line.strip().removeprefix("{vex}").strip() for line in code.splitlines())
+    lines = [line for line in stripped if line and not line.startswith((".p2align", "#"))]
     first = next(i for i, line in enumerate(lines) if line.startswith(instruction))
     start = max(i for i in range(first) if lines[i].endswith(":"))
     label = lines[start][:-1]
@@ -266,7 +268,8 @@ def test_a_machine_without_features_has_tiles() -> None:
     plain = Machine("Some CPU", "cortex-a76", "asimd", 4, 4, 32, 64 << 10, 512 << 10, 4 << 20)
     for dtype in ("int8", "uint8", "bfloat16"):
         conv = Conv2d.parse("n1-c16x14x14-k32x3x3-p1").with_(dtype=dtype)
-        for machine, names in ((plain, {"mul", "fma"}), (OLD, {"madd", "mul", "fma"}), (SERVER, {"amx", "vnni", "dpbf16", "mul", "fma"})):
+        known = ((plain, {"mul", "fma"}), (OLD, {"madd", "mul", "fma"}), (SERVER, {"amx", "vnni", "dpbf16", "mul", "fma"}))
+        for machine, names in known:
             found = {tile.instruction for _, tile in ranked_tiles(conv, ROW, machine)}
             assert found and found <= names, (dtype, machine.mcpu)
             assert machine is not SERVER or "amx" in found
@@ -317,12 +320,13 @@ def test_packing() -> None:
         assert pack.shape(conv) == (2, (4 + 1) * 4 * 4) and pack.starts(conv) == [0, 2]
         packed = pack.filter(conv, w)
         assert packed.shape == pack.shape(conv) and packed.dtype == np.int8 and codec.from_dict(codec.as_dict(pack)) == pack
-        words = packed[:, : 4 * 4 * 4].reshape((2, 4, 4, 4) if order == "rows" else (2, 4, 4, 4))
+        words = packed[:, : 4 * 4 * 4].reshape(2, 4, 4, 4)
         words = words if order == "rows" else words.transpose(0, 2, 1, 3)
         for block, first in enumerate((0, 2)):
             for channel in range(4):
                 taps = w[first + channel].transpose(1, 2, 0).reshape(2, 5)  # [kernel column, input channel]
-                assert np.array_equal(words[block, channel].reshape(2, 8)[:, :5], taps) and not words[block, channel].reshape(2, 8)[:, 5:].any()
+                stored = words[block, channel].reshape(2, 8)
+                assert np.array_equal(stored[:, :5], taps) and not stored[:, 5:].any()
         offsets = np.ascontiguousarray(packed[:, 64:]).view(np.int32)
         assert np.array_equal(offsets[1], -131 * w[2:].astype(int).sum(axis=(1, 2, 3)))
     with pytest.raises(ValueError, match="`group` \\(=3\\)"):

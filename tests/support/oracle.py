@@ -7,8 +7,8 @@ with zeros outside the input; with a scale, and every step in float32,
 
     y = convert(act(float32(sum + bias[j]) * scale[j] + float32(residual[n, j, m, x]))),
 
-where int8 and uint8 round halves to even, add the output's zero point, and have nothing beyond their ends. For small integers every sum is exact in float32 as well, so kernels must
-*equal* it; `exact_tensors` makes such inputs.
+where int8 and uint8 round halves to even, add the output's zero point, and have nothing beyond their ends. For small integers every sum is
+exact in float32 as well, so kernels must *equal* it; `exact_tensors` makes such inputs.
 """
 
 from __future__ import annotations

@@ -74,9 +74,10 @@ class Machine:
             raise ValueError(f"`threads` (={threads!r}) must be an integer from 1 to the CPUs this process may use (={usable}).")
         facts = _facts()
         isa = next((flag for flag in _VECTORS if flag in facts["flags"]), "")
-        caches = [_cache(level, facts) for level in (1, 2, 3)]
+        level_1, level_2, level_3 = (_cache(level, facts) for level in (1, 2, 3))
+        lanes, registers = _VECTORS.get(isa, (4, 16))
         features = _features(facts["flags"])
-        return cls(facts["brand"], _mcpu(), isa, threads or usable, *_VECTORS.get(isa, (4, 16)), *caches, features)
+        return cls(facts["brand"], _mcpu(), isa, threads or usable, lanes, registers, level_1, level_2, level_3, features)
 
 
 def usable_cpus() -> int:

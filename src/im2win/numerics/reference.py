@@ -28,8 +28,8 @@ def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
 def typed_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Random tensors for every argument but the output, in the types of `Conv2d.dtypes`.
 
-    They are normally distributed, integers with a standard deviation of 32 around the zero point; uint8 without a zero point are magnitudes.
-    Scales make the spread of the outputs about the same, so that some outputs exceed the range of int8.
+    They are normally distributed, integers with a standard deviation of 32 around the zero point; uint8 without a zero point are
+    magnitudes. Scales make the spread of the outputs about the same, so that some outputs exceed the range of int8.
     """
     made = {}
     for name, array in random_tensors(conv, seed).items():
@@ -84,7 +84,8 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
         y = y + residual.astype(np.float32)
     y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
     if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:
-        return np.clip(np.rint(y) + np.float64(conv.out_zero_point), *limits).astype(np.float64)
+        whole: Array = np.clip(np.rint(y).astype(np.float64) + conv.out_zero_point, *limits)
+        return whole
     with np.errstate(over="ignore"):  # large values become infinity
         return y.astype(conv.out_dtype).astype(np.float64)
 

@@ -84,9 +84,11 @@ _Managed._fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("dele
 _EXPORTED: dict[int, Any] = {}  # by address, what a consumer may still use
 
 
-@_Deleter
 def _release(managed: Any) -> None:
     _EXPORTED.pop(ctypes.addressof(managed.contents), None)
+
+
+_DELETER = _Deleter(_release)
 
 
 class Exported:
@@ -104,7 +106,7 @@ class Exported:
         kind = ELEMENT_TYPES[array.dtype.name].dlpack | array.itemsize * 8 << 8 | _ONE_LANE
         tensor = _tensor(array.shape, kind, (1, 0))
         tensor.data = array.ctypes.data
-        managed = _Managed(tensor, None, _release)
+        managed = _Managed(tensor, None, _DELETER)
         _EXPORTED[ctypes.addressof(managed)] = managed, tensor, array
         return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
 

@@ -68,8 +68,8 @@ class Conv2d:
     channel. Every operation on float32 is rounded by itself, to nearest even. `convert` converts to `out_dtype`: for int8 it rounds to
     nearest even and saturates to -128 to 127, for uint8 to 0 to 255. The filters of uint8 inputs are int8.
 
-    Zero points: with `zero_point` z the convolution is ``conv(x - z, w)``, and padding adds elements that equal z, which are zeros after the
-    subtraction. With `out_zero_point`, `convert` rounds, adds it, and then saturates.
+    Zero points: with `zero_point` z the convolution is ``conv(x - z, w)``, and padding adds elements that equal z, which are zeros after
+    the subtraction. With `out_zero_point`, `convert` rounds, adds it, and then saturates.
 
     Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC); w is always
     ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale are ``[out_channels]``; residual and y have `output_shape`.

@@ -131,7 +131,7 @@ def source(
     conv = interface.conv
     call, packing = interface.prototypes()
     passed = ", ".join(interface.tensors)
-    layouts = {WinogradPack: (_transformed, "transformed"), DotPack: (_dot, "dot")}
+    layouts: dict[Any, Any] = {WinogradPack: (_transformed, "transformed"), DotPack: (_dot, "dot")}
     layout, kind = layouts.get(type(pack), (_windows, "windows"))
     return "\n".join(
         [

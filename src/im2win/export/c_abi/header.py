@@ -128,7 +128,7 @@ class Interface:
         bits = "".join(f"; {name} as its bits" for name in ELEMENT_TYPES if name in conv.dtypes.values() and ELEMENT_TYPES[name].narrow)
         if self.threads is not None:
             rules = (
-                f"{bits.removeprefix('; ').capitalize()}{'. ' * bool(bits)}Any number of threads may call at the same time, each with a workspace of its own; one of them gets the pool of threads, "
+                "Any number of threads may call at the same time, each with a workspace of its own; one of them gets the pool of threads, "
                 "the others compute alone. Nothing is allocated."
             )
         else:
@@ -138,8 +138,8 @@ class Interface:
                 "call can be captured in a graph."
             )
         return _comment(
-            f"y = {self._formula()}. {', '.join([shapes, *epilogue])}. The workspace holds WORKSPACE_BYTES bytes at any address, NULL if "
-            f"0, and its contents do not matter. {rules} Returns an im2win_status."
+            f"y = {self._formula()}. {', '.join([shapes, *epilogue])}{bits if self.threads is not None else ''}. The workspace holds "
+            f"WORKSPACE_BYTES bytes at any address, NULL if 0, and its contents do not matter. {rules} Returns an im2win_status."
         )
 
     def _formula(self) -> str:

@@ -1,7 +1,8 @@
 """Worker process that measures on a CPU: it checks a kernel against the float64 reference before it times it.
 
 A kernel writes into a buffer full of NaN between two guard zones; integer outputs are checked twice, over two numbers. It is wrong if an
-element is still as before or exceeds the tolerance, or if a guard zone or an input changed. It is checked again after timing, to find intermittent errors.
+element is still as before or exceeds the tolerance, or if a guard zone or an input changed. It is checked again after timing, to find
+intermittent errors.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ class Bench:
     def error(self) -> float:
         """As `numerics.reference.error`, of the output, in one pass over memory."""
         y, expected = self.output.reshape(-1), self.expected.reshape(-1)
-        wide = (lambda part: part) if y.dtype == np.float32 else (lambda part: part.astype(np.float64))
-        worst = [np.max(np.abs(wide(y[at : at + BLOCK]) - expected[at : at + BLOCK])) for at in range(0, y.size, BLOCK)]
+        wide = np.float32 if y.dtype == np.float32 else np.float64
+        places = range(0, y.size, BLOCK)
+        worst = [np.max(np.abs(y[at : at + BLOCK].astype(wide, copy=False) - expected[at : at + BLOCK])) for at in places]
         return float(np.max(worst)) / self.scale  # NaN if any is
 
 
