@@ -25,8 +25,9 @@ from im2win.spec.methods import OLD_NAMES, shown, split
 from im2win.spec.objective import cost
 
 KEYS = (
-    "direct/tiled", "direct/persistent", "direct/warp_specialized", "direct/depthwise", "im2col/tiled", "im2win/stored", "im2win/fused",
-    "implicit_gemm/tiled", "implicit_gemm/split_k", "mec/tiled", "mcfa/tiled", "winograd/tiled", "winograd/tensor_cores",
+    "direct/tiled", "direct/persistent", "direct/warp_specialized", "direct/depthwise", "direct/dot_product", "im2col/tiled",
+    "im2win/stored", "im2win/fused", "implicit_gemm/tiled", "implicit_gemm/split_k", "mec/tiled", "mcfa/tiled", "winograd/tiled",
+    "winograd/tensor_cores",
 )  # fmt: skip
 ON_CPUS = [name for name, row in SCHEDULES.items() if not isinstance(row.scheduler, CudaOnly)]
 WINDOWS = {name: row.scheduler for name, row in SCHEDULES.items() if isinstance(row.scheduler, Windows)}
@@ -46,7 +47,7 @@ def test_every_algorithm_s_definition_is_scheduled() -> None:
 
 
 def test_names_of_before_are_understood() -> None:
-    assert set(OLD_NAMES.values()) == set(SCHEDULES) - {"direct/depthwise"}  # younger than the names of today
+    assert set(OLD_NAMES.values()) == set(SCHEDULES) - {"direct/depthwise", "direct/dot_product"}  # younger than the names of today
     for old, key in OLD_NAMES.items():
         assert split(old) == tuple(key.split("/")) == split(key) and shown(old) == shown(key) == " / ".join(split(key))
         if old not in ALGORITHMS:
@@ -56,8 +57,8 @@ def test_names_of_before_are_understood() -> None:
 
 def test_every_file_of_compute_is_used() -> None:
     """A definition that no row uses would never be tested."""
-    # what definitions have in common, the orders of axes that rows name, and the direct form where no sum over channels is left
-    shared = {"__init__", "arithmetic", "nest", "padded", "lowered", "depthwise"}
+    # what definitions have in common, the orders of axes that rows name, and the direct form without a sum over channels or of words
+    shared = {"__init__", "arithmetic", "nest", "padded", "lowered", "depthwise", "dot_product"}
     files = {path.stem for path in COMPUTE.glob("*.py")} - shared
     assert {row.define.__module__.rsplit(".", 1)[1] for row in SCHEDULES.values()} == files
 
@@ -131,7 +132,8 @@ def test_a_transform_that_32_bits_cannot_index_is_refused() -> None:
 
 def test_candidates() -> None:
     conv = REGIMES["n2-c8x12x14-k16x3x3-p1"]
-    assert [row.key for row in candidates("auto", conv)] == [name for name in ON_CPUS if name != "direct/depthwise"]
+    assert [row.key for row in candidates("auto", conv)] == [name for name in ON_CPUS if name not in ("direct/depthwise", "direct/dot_product")]
+    assert [row.key for row in candidates("auto", conv.with_(dtype="uint8"))] == ["direct/dot_product"]
     assert "direct/depthwise" in [row.key for row in candidates("auto", REGIMES["n1-c16x9x11-k16x3x3-p1-g16"])]
     assert [row.key for row in candidates("mec", conv)] == ["mec/tiled"]
     assert [row.key for row in candidates("im2win", conv)] == ["im2win/stored", "im2win/fused"]

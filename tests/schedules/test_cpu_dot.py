@@ -103,7 +103,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("dtype", "changes"), KINDS, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("key", [row[0] for row in PROBLEMS], ids=[row[1] for row in PROBLEMS])
