@@ -25,9 +25,10 @@ from im2win.spec.methods import OLD_NAMES, shown, split
 from im2win.spec.objective import cost
 
 KEYS = (
-    "direct/tiled", "direct/persistent", "direct/warp_specialized", "direct/depthwise", "im2col/tiled", "im2win/stored", "im2win/fused",
-    "implicit_gemm/tiled", "implicit_gemm/split_k", "mec/tiled", "mcfa/tiled", "winograd/tiled", "winograd/tensor_cores",
-    "direct/scheduled", "im2win/scheduled", "im2col/scheduled", "implicit_gemm/scheduled", "mec/scheduled", "mcfa/scheduled",
+    "direct/tiled", "direct/persistent", "direct/warp_specialized", "direct/depthwise", "direct/dot_product", "im2col/tiled",
+    "im2win/stored", "im2win/fused", "implicit_gemm/tiled", "implicit_gemm/split_k", "mec/tiled", "mcfa/tiled", "winograd/tiled",
+    "winograd/tensor_cores", "direct/scheduled", "im2win/scheduled", "im2col/scheduled", "implicit_gemm/scheduled", "mec/scheduled",
+    "mcfa/scheduled",
 )  # fmt: skip
 ON_CPUS = [name for name, row in SCHEDULES.items() if not isinstance(row.scheduler, CudaOnly)]
 WINDOWS = {name: row.scheduler for name, row in SCHEDULES.items() if isinstance(row.scheduler, Windows)}
@@ -47,8 +48,8 @@ def test_every_algorithm_s_definition_is_scheduled() -> None:
 
 
 def test_names_of_before_are_understood() -> None:
-    younger = ("depthwise", "scheduled")  # than the names of today
-    assert set(OLD_NAMES.values()) == {name for name, row in SCHEDULES.items() if row.name not in younger}
+    younger = ("depthwise", "dot_product", "scheduled")  # than the names of today
+    assert set(OLD_NAMES.values()) == {key for key, row in SCHEDULES.items() if row.name not in younger}
     for old, key in OLD_NAMES.items():
         assert split(old) == tuple(key.split("/")) == split(key) and shown(old) == shown(key) == " / ".join(split(key))
         if old not in ALGORITHMS:
@@ -58,8 +59,8 @@ def test_names_of_before_are_understood() -> None:
 
 def test_every_file_of_compute_is_used() -> None:
     """A definition that no row uses would never be tested."""
-    # what definitions have in common, the orders of axes that rows name, and the direct form where no sum over channels is left
-    shared = {"__init__", "arithmetic", "nest", "padded", "lowered", "depthwise"}
+    # what definitions have in common, the orders of axes that rows name, and the direct form without a sum over channels or of words
+    shared = {"__init__", "arithmetic", "nest", "padded", "lowered", "depthwise", "dot_product"}
     files = {path.stem for path in COMPUTE.glob("*.py")} - shared
     assert {row.define.__module__.rsplit(".", 1)[1] for row in SCHEDULES.values()} == files
 
@@ -114,11 +115,13 @@ def test_what_is_supported_has_a_space_of_legal_tiles(conv: Conv2d, name: str) -
 def test_reasons(name: str) -> None:
     row = schedule_of(name)
     conv = REGIMES["n1-c16x9x11-k16x3x3-p1-g16" if name == "direct/depthwise" else "n2-c8x12x14-k16x3x3-p1"]
+    known = row.scheduler.dtypes
+    conv = conv.with_(dtype=known[0])
     assert row.supports(conv) is None
     assert row.supports(conv, "vulkan") == "no schedule for target 'vulkan'"
-    assert row.supports(conv.with_(dtype="int8")) == "CPU schedules compute float32, not int8"
     assert row.supports(conv, accuracy="exact") is None or not row.scheduler.exact
-    assert row.supports(conv.with_(dtype="float16")) == "CPU schedules compute float32, not float16"
+    for dtype in ("float16", "float32" if "int8" in known else "int8"):
+        assert row.supports(conv.with_(dtype=dtype)) == f"its CPU schedule computes {', '.join(known)}, not {dtype}"
 
 
 def test_a_transform_that_32_bits_cannot_index_is_refused() -> None:
@@ -131,7 +134,9 @@ def test_a_transform_that_32_bits_cannot_index_is_refused() -> None:
 
 def test_candidates() -> None:
     conv = REGIMES["n2-c8x12x14-k16x3x3-p1"]
-    assert [row.key for row in candidates("auto", conv)] == [name for name in ON_CPUS if name != "direct/depthwise"]
+    plain = [name for name in ON_CPUS if name not in ("direct/depthwise", "direct/dot_product")]
+    assert [row.key for row in candidates("auto", conv)] == plain
+    assert [row.key for row in candidates("auto", conv.with_(dtype="uint8"))] == ["direct/dot_product"]
     assert "direct/depthwise" in [row.key for row in candidates("auto", REGIMES["n1-c16x9x11-k16x3x3-p1-g16"])]
     assert [row.key for row in candidates("mec", conv)] == ["mec/tiled"]
     assert [row.key for row in candidates("im2win", conv)] == ["im2win/stored", "im2win/fused"]
@@ -140,8 +145,8 @@ def test_candidates() -> None:
     known = r"auto, one of direct, im2win, im2col, .*, or with its schedule one of direct/tiled, direct/persistent, "
     with pytest.raises(ValueError, match=rf"`algorithm` \(='fft'\) must be {known}"):
         candidates("fft", conv)
-    with pytest.raises(ValueError, match="no algorithm computes n2-c8x12x14-k16x3x3-p1-int8 on 'cpu': CPU schedules"):
-        candidates("auto", conv.with_(dtype="int8"))
+    with pytest.raises(ValueError, match="no algorithm computes n2-c8x12x14-k16x3x3-p1-float16 on 'cpu': direct / tiled"):
+        candidates("auto", conv.with_(dtype="float16"))
 
 
 def test_a_gpu_s_workspace_costs_the_model_what_it_costs_the_tuner() -> None:

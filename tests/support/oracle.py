@@ -1,14 +1,14 @@
 """The oracle: convolution in float64 numpy, written tap by tap from the formula, sharing nothing with compute/ or `numerics.reference`.
 
-    y[n, j, m, x] = act(sum over c, u, v of I[n, g*C + c, m*s + u*d - top, x*s + v*d - left] * w[j, c, u, v]
+    y[n, j, m, x] = act(sum over c, u, v of (I[n, g*C + c, m*s + u*d - top, x*s + v*d - left] - zero point) * w[j, c, u, v]
                         + bias[j] + residual[n, j, m, x])
 
 with zeros outside the input; with a scale, and every step in float32,
 
     y = convert(act(float32(sum + bias[j]) * scale[j] + float32(residual[n, j, m, x]))),
 
-where int8 rounds halves to even, and has nothing beyond its ends. For small integers every sum is exact in float32 as well, so kernels must
-*equal* it; `exact_tensors` makes such inputs.
+where int8 and uint8 round halves to even, add the output's zero point, and have nothing beyond their ends. For small integers every sum is
+exact in float32 as well, so kernels must *equal* it; `exact_tensors` makes such inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def oracle(
     conv: Conv2d, data: Array, filter: Array, bias: Array | None = None, residual: Array | None = None, scale: Array | None = None
 ) -> Array:
     """The exact output in float64, of `conv.output_shape`, from tensors named as in `conv.arguments`."""
-    images = np.asarray(data, np.float64)
+    images = np.asarray(data, np.float64) - conv.zero_point
     if conv.layout == "NHWC":
         images = np.moveaxis(images, 3, 1)
     top, left, bottom, right = conv.padding
@@ -60,17 +60,18 @@ def oracle(
     if residual is not None:
         sums = np.add(sums, np.asarray(residual, sums.dtype), dtype=sums.dtype)
     y = activated(conv.activation, sums)
-    return y if scale is None else _converted(y, conv.out_dtype)
+    return y if scale is None else _converted(y, conv.out_dtype, conv.out_zero_point)
 
 
-def _converted(y: Array, dtype: str) -> Array:
-    if dtype != "int8":
+def _converted(y: Array, dtype: str, zero_point: int) -> Array:
+    if dtype not in ("int8", "uint8"):
         with np.errstate(over="ignore"):  # to infinity
             return y.astype(dtype).astype(np.float64)
     lower = np.floor(y.astype(np.float64))
     rest = y - lower
     up = (rest > 0.5) | ((rest == 0.5) & (lower % 2 != 0))
-    return np.minimum(np.maximum(lower + up, -128), 127)
+    least, most = (-128, 127) if dtype == "int8" else (0, 255)
+    return np.minimum(np.maximum(lower + up + zero_point, least), most)
 
 
 _ACTIVATIONS: dict[str, Any] = {

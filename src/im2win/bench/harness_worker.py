@@ -28,7 +28,8 @@ def _prepare(subject: Subject, conv: Conv2d, seed: int, threads: int, path: Path
     trial = subject.prepare(conv, Tensors.random(conv, seed), threads)
     trial.call()
     leave_bound_cpus()
-    np.save(path, trial.read())
+    output = trial.read()
+    np.save(path, output.astype(np.float32) if output.dtype.name == "bfloat16" else output)  # numpy's files know no bfloat16
     return trial, (trial.algorithm, trial.tuned, trial.extra_bytes, trial.tile, trial.tier)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from im2win.runtime.libraries import start_threads
 from im2win.runtime.load import load
 from im2win.runtime.op import Op
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 _THP_DISABLE = 41  # PR_SET_THP_DISABLE
 _STATUS = Path("/proc/self/status")
@@ -78,20 +79,22 @@ def _measure(path: Path) -> int:
     conv = op.conv
     generator = np.random.default_rng(0)
 
-    def normal(shape: tuple[int, ...]) -> Any:
+    def normal(shape: tuple[int, ...], dtype: str) -> Any:
         array = np.empty(shape, np.float32)
         generator.standard_normal(out=array, dtype=np.float32)
-        return array.astype(conv.dtype, copy=False)
+        return array.astype(dtype, copy=False) if ELEMENT_TYPES[dtype].limits is None else np.abs(8 * array).astype(dtype)
 
-    normal((1024,))  # allocates the generator's own memory before the count
+    dtypes, channels = conv.dtypes, (conv.out_channels,)
+    normal((1024,), "float32")  # allocates the generator's own memory before the count
     start_threads()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # else small tensors would reuse memory that imports freed and that is counted already
     before, code = _kilobytes("VmRSS"), _code_kilobytes()
-    layer = op.bind(normal(conv.filter_shape), normal((conv.out_channels,)) if conv.bias else None)
-    x, residual = normal(conv.input_shape), normal(conv.output_shape) if conv.residual else None
-    y = np.full(conv.output_shape, np.nan, conv.dtype)
+    per_channel = (normal(channels, dtypes[name]) if name in dtypes else None for name in ("bias", "scale"))
+    layer = op.bind(normal(conv.filter_shape, dtypes["filter"]), *per_channel)
+    x, residual = normal(conv.input_shape, conv.dtype), normal(conv.output_shape, conv.out_dtype) if conv.residual else None
+    y = np.full(conv.output_shape, ELEMENT_TYPES[conv.out_dtype].poisons[0], conv.out_dtype)
     if _RESET.exists():
         _RESET.write_text("5")  # resets the peak after packing, so that it covers the calls only
     for _ in range(3):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,21 @@ import psutil
 _VECTORS = {"avx512f": (16, 32), "avx2": (8, 16), "avx": (8, 16), "asimd": (4, 32), "neon": (4, 32), "sse2": (4, 16)}
 FMA_UNITS, FMA_LATENCY = 2, 4
 
+# Instructions for int8 and bfloat16 that a machine may have, by LLVM's names, with those of /proc/cpuinfo.
+FEATURES = {
+    "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni", "avx512bf16": "avx512_bf16", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16",
+}  # fmt: skip
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: a process must ask before it uses AMX
+
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One CPU as a schedule sees it. Cache sizes are bytes of one core's share (level 3: of the whole cache)."""
+    """One CPU as a schedule sees it. Cache sizes are bytes of one core's share (level 3: of the whole cache).
+
+    features: those of `FEATURES` that it has.
+    """
 
     brand: str
     mcpu: str
@@ -32,6 +43,10 @@ class Machine:
     l1_bytes: int
     l2_bytes: int
     l3_bytes: int
+    features: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(self.features))  # a list where a file was read
 
     @property
     def name(self) -> str:
@@ -59,8 +74,10 @@ class Machine:
             raise ValueError(f"`threads` (={threads!r}) must be an integer from 1 to the CPUs this process may use (={usable}).")
         facts = _facts()
         isa = next((flag for flag in _VECTORS if flag in facts["flags"]), "")
-        caches = [_cache(level, facts) for level in (1, 2, 3)]
-        return cls(facts["brand"], _mcpu(), isa, threads or usable, *_VECTORS.get(isa, (4, 16)), *caches)
+        level_1, level_2, level_3 = (_cache(level, facts) for level in (1, 2, 3))
+        lanes, registers = _VECTORS.get(isa, (4, 16))
+        features = _features(facts["flags"])
+        return cls(facts["brand"], _mcpu(), isa, threads or usable, lanes, registers, level_1, level_2, level_3, features)
 
 
 def usable_cpus() -> int:
@@ -82,6 +99,23 @@ def _mcpu() -> str:
     from tvm.target import codegen
 
     return str(codegen.llvm_get_system_cpu())
+
+
+def _features(flags: frozenset[str]) -> tuple[str, ...]:
+    """Those of `FEATURES` that both the system and LLVM know of, and that the system lets a process use."""
+    from tvm.target import Target, codegen
+
+    known = {str(name) for name in codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": _mcpu()}))}
+    found = [name for name, flag in FEATURES.items() if flag in flags and name in known]
+    return tuple(name for name in found if not name.startswith("amx") or _amx_permitted())
+
+
+@functools.cache
+def _amx_permitted() -> bool:
+    """Asks Linux for the permission to use AMX's tiles, as kernels do themselves."""
+    if sys.platform != "linux":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
 def _cache(level: int, facts: dict[str, Any]) -> int:

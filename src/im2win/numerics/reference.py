@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - numpy then knows bfloat16 by its name
 import numpy as np
 import numpy.typing as npt
 
+from im2win.numerics.winograd_error import SPREAD
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -20,6 +23,26 @@ def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     channels = (conv.out_channels,)
     shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": channels, "scale": channels, "residual": conv.output_shape}
     return {name: rng.standard_normal(shapes[name], dtype=np.float32) for name in conv.arguments[:-1]}
+
+
+def typed_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
+    """Random tensors for every argument but the output, in the types of `Conv2d.dtypes`.
+
+    They are normally distributed, integers with a standard deviation of 32 around the zero point; uint8 without a zero point are
+    magnitudes. Scales make the spread of the outputs about the same, so that some outputs exceed the range of int8.
+    """
+    made = {}
+    for name, array in random_tensors(conv, seed).items():
+        dtype, integers = conv.dtypes[name], ELEMENT_TYPES[conv.dtype].integer
+        if name == "scale":
+            array = array / np.float32(SPREAD * math.sqrt(math.prod(conv.filter_shape[1:])))
+        elif integers:
+            limits = ELEMENT_TYPES[dtype].limits or (-127, 127)
+            whole = np.rint(array * np.float32(SPREAD))
+            whole = whole + np.float32(conv.zero_point) if name == "data" else whole
+            array = np.clip(np.abs(whole) if dtype == "uint8" and not conv.zero_point else whole, *limits)
+        made[name] = array.astype(dtype, copy=False)
+    return made
 
 
 def reference(
@@ -37,7 +60,7 @@ def reference(
     y = np.empty((conv.batch, conv.out_channels, out_h, out_w))
     top, left, bottom, right = conv.padding
     for n in range(conv.batch):
-        padded = np.pad(planes[n].astype(np.float64), ((0, 0), (top, bottom), (left, right)))
+        padded = np.pad(planes[n].astype(np.float64) - conv.zero_point, ((0, 0), (top, bottom), (left, right)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, conv.window, axis=(1, 2))
         windows = windows[:, :: conv.stride[0], :: conv.stride[1], :: conv.dilation[0], :: conv.dilation[1]]
         for g in range(conv.groups):
@@ -61,7 +84,8 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
         y = y + residual.astype(np.float32)
     y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
     if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:
-        return np.clip(np.rint(y), *limits).astype(np.float64)
+        whole: Array = np.clip(np.rint(y).astype(np.float64) + conv.out_zero_point, *limits)
+        return whole
     with np.errstate(over="ignore"):  # large values become infinity
         return y.astype(conv.out_dtype).astype(np.float64)
 

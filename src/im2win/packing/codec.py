@@ -8,13 +8,14 @@ from typing import Any
 
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.cpu_channels import ChannelPack
+from im2win.packing.cpu_dot import DotPack
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 
-Pack = FilterPack | ChannelPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack
+Pack = FilterPack | ChannelPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack | DotPack
 
 KINDS: dict[str, type[Pack]] = {
     "filters": FilterPack,
@@ -24,6 +25,7 @@ KINDS: dict[str, type[Pack]] = {
     "chunks": ChunkPack,
     "split": SplitPack,
     "quantised": QuantisedPack,
+    "dot": DotPack,
 }
 
 

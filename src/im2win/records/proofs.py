@@ -45,7 +45,7 @@ def identity(record: Record) -> str:
 
 def facts(device: Device) -> dict[str, Any]:
     """What the default tiles of a device depend on: its numbers, not its names."""
-    names = ("brand", "mcpu", "isa")
+    names = ("brand", "mcpu", "isa", "features")
     return {name: value for name, value in dataclasses.asdict(device).items() if name not in names}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from im2win.codegen.llvm import any_alignment, kernel_module
 from im2win.device.cpu import Machine
@@ -23,6 +23,11 @@ from im2win.schedules.cpu_depthwise import legality as depthwise_legality
 from im2win.schedules.cpu_depthwise import model as depthwise_model
 from im2win.schedules.cpu_depthwise import space as depthwise_space
 from im2win.schedules.cpu_depthwise.tile import DepthwiseTile
+from im2win.schedules.cpu_dot import kernel as dot_cpu
+from im2win.schedules.cpu_dot import legality as dot_legality
+from im2win.schedules.cpu_dot import model as dot_model
+from im2win.schedules.cpu_dot import space as dot_space
+from im2win.schedules.cpu_dot.tile import DotTile
 from im2win.schedules.cpu_winograd import kernel as winograd_cpu
 from im2win.schedules.cpu_winograd import legality as winograd_legality
 from im2win.schedules.cpu_winograd import model as winograd_model
@@ -32,12 +37,15 @@ from im2win.schedules.plain import PlainTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
+FLOAT32 = ("float32",)
+
 
 class Scheduler(Protocol):
     """A kind of CPU schedule.
 
     family: its name; algorithms of one family are scheduled by the same code.
     exact: whether outputs round as sums of products do, no more.
+    dtypes: element types of the problems that it computes.
 
     Tiles are values of the family's own type; all have `as_dict`, `pack` and the properties of `schedules.tile.Tile` that tell tiles apart.
     """
@@ -46,6 +54,8 @@ class Scheduler(Protocol):
     def family(self) -> str: ...
     @property
     def exact(self) -> bool: ...
+    @property
+    def dtypes(self) -> tuple[str, ...]: ...
     def unsupported_reason(self, conv: Conv2d) -> str | None: ...
     def tile(self, values: Mapping[str, Any]) -> Any: ...
     def space(self, conv: Conv2d, machine: Machine) -> list[Any]: ...
@@ -67,6 +77,7 @@ class Windows:
     row_block_elements: Callable[[Conv2d, int], int]
     family = "windows"
     exact = True
+    dtypes = FLOAT32
 
     def unsupported_reason(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem: there is always one."""
@@ -110,6 +121,7 @@ class CudaOnly:
 
     family = "none"
     exact = False
+    dtypes = FLOAT32
 
     def unsupported_reason(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem: there is none."""
@@ -124,6 +136,7 @@ class CudaOnly:
 class OwnModules:
     """A scheduler whose tiles have a folder of their own, with modules that answer what is asked of it."""
 
+    dtypes: ClassVar[tuple[str, ...]] = FLOAT32
     _tile: type[PlainTile]
     _legality: Any
     _space: Any
@@ -184,3 +197,21 @@ class Depthwise(OwnModules):
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: none."""
         return 0
+
+
+@dataclass(frozen=True)
+class DotProduct(OwnModules):
+    """Dot products of words of channels, in int8, uint8 and bfloat16: schedules/cpu_dot/."""
+
+    family = "dot"
+    exact = True
+    dtypes: ClassVar[tuple[str, ...]] = dot_legality.DTYPES
+    _tile, _legality, _space, _model = DotTile, dot_legality, dot_space, dot_model
+
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
+        """The scheduled module; whether the tile is legal for a machine is not asked."""
+        return any_alignment(dot_cpu.module(conv, tile, SYMBOL), 1)
+
+    def held_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes that packed filters take beyond the filters: channels that fill words, wider elements, and offsets."""
+        return dot_cpu.held_bytes(conv, tile)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from im2win.compute import direct, im2col, im2win, mcfa, mec
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
-from im2win.registry.cpu_schedules import CudaOnly, Depthwise, Scheduler, Windows, Winograd
+from im2win.registry.cpu_schedules import CudaOnly, Depthwise, DotProduct, Scheduler, Windows, Winograd
 from im2win.schedules.cpu.kernel import Plan, Where
 from im2win.schedules.cuda.families import depthwise, tma
 from im2win.schedules.cuda.families.base import CudaSchedule
@@ -86,13 +86,19 @@ class Schedule:
             return self._supports_cuda(conv, accuracy)
         if target != "cpu":
             return f"no schedule for target {target!r}"
-        if conv.dtype != "float32":
-            return f"CPU schedules compute float32, not {conv.dtype}"
+        if self.scheduler.family != "none" and conv.dtype not in self.scheduler.dtypes:
+            return f"its CPU schedule computes {', '.join(self.scheduler.dtypes)}, not {conv.dtype}"
+        if ELEMENT_TYPES[conv.out_dtype].integer and not conv.requantised and not activation_of(conv.activation).integers:
+            return f"int8 sums are integers, which have no {conv.activation}"
         return self.scheduler.unsupported_reason(conv) or _too_large(self.stored_bytes(conv) // conv.itemsize)
 
     def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
+        if "uint8" in (conv.dtype, conv.out_dtype):
+            return "CUDA schedules have no uint8"
+        if conv.zero_point or conv.out_zero_point:
+            return "CUDA schedules have no zero points"
         if ELEMENT_TYPES[conv.out_dtype].integer and not conv.requantised and not activation_of(conv.activation).integers:
             return f"int8 sums are integers, which have no {conv.activation}"
         if (reason := self.cuda.unsupported_reason(conv, accuracy)) is not None:
@@ -172,6 +178,9 @@ _ROWS = (
     Schedule(ALGORITHMS["direct"], "warp_specialized", "producer and consumer warps, filters and inputs in stages", tma.WARP_SPECIALIZED),
     Schedule(
         ALGORITHMS["direct"], "depthwise", "vectors of channels of different groups, or of windows", depthwise.Depthwise(), Depthwise(),
+    ),
+    Schedule(
+        ALGORITHMS["direct"], "dot_product", "dot products of words of channels, in vectors or AMX tiles", scheduler=DotProduct(),
     ),
     Schedule(
         ALGORITHMS["im2win"], "stored", "the whole tensor stored", Multistage(WindowSource("ncmku")), Windows(_im2win("root"), _nothing),

@@ -28,6 +28,7 @@ _GENERATORS = {
     "cpu": (
         *_SHARED, "packing/cpu_*.py", "packing/winograd.py", "compute/*.py", "device/cpu.py", "codegen/llvm.py",
         "registry/cpu_schedules.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py", "schedules/cpu_winograd/*.py",
+        "schedules/cpu_dot/*.py",
     ),
     "cuda": (
         *_SHARED, "packing/*.py", "compute/arithmetic.py", "compute/lowered.py", "compute/padded.py", "device/gpu.py", "codegen/*.py",

@@ -89,7 +89,7 @@ def _caption(study: Study) -> str:
     named = ("apache-tvm", "torch", "cuda", "cudnn")
     libraries = ", ".join(f"{name} {version}" for name, version in study["versions"].items() if name in named)
     return (
-        f"float32 with IEEE products on CUDA cores; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. The best of the "
-        f"model's first {study['tiles']} tiles of direct convolution; the hand-built kernel has its default tile. Peers: PyTorch in "
-        "both layouts and cuDNN's algorithms by name, without TF32."
+        f"float32 with IEEE products on CUDA cores; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. The best of "
+        f"the model's first {study['tiles']} tiles of direct convolution; the hand-built kernel has its default tile. Peers: PyTorch "
+        "in both layouts and cuDNN's algorithms by name, without TF32."
     )

@@ -9,6 +9,8 @@ import ctypes
 import threading
 from typing import Any
 
+import numpy.typing as npt
+
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -71,3 +73,43 @@ def _tensor(shape: tuple[int, ...], kind: int, device: tuple[int, int]) -> _DLTe
         strides.append(strides[-1] * size)
     numbers = ctypes.c_int64 * len(shape)
     return _DLTensor(None, *device, len(shape), kind, numbers(*shape), numbers(*reversed(strides)), 0)
+
+
+class _Managed(ctypes.Structure):
+    """`DLManagedTensor` of dlpack.h."""
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
+_Managed._fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+_EXPORTED: dict[int, Any] = {}  # by address, what a consumer may still use
+
+
+def _release(managed: Any) -> None:
+    _EXPORTED.pop(ctypes.addressof(managed.contents), None)
+
+
+_DELETER = _Deleter(_release)
+
+
+class Exported:
+    """A contiguous numpy array of bfloat16 for `from_dlpack`, which numpy itself does not export."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU
+
+    def __dlpack__(self, **ignored: Any) -> Any:
+        """A capsule of the array, in the form of DLPack before version 1."""
+        array = self._array
+        kind = ELEMENT_TYPES[array.dtype.name].dlpack | array.itemsize * 8 << 8 | _ONE_LANE
+        tensor = _tensor(array.shape, kind, (1, 0))
+        tensor.data = array.ctypes.data
+        managed = _Managed(tensor, None, _DELETER)
+        _EXPORTED[ctypes.addressof(managed)] = managed, tensor, array
+        return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)

@@ -8,9 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import tvm_ffi
-
 import im2win
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
@@ -19,7 +16,7 @@ from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
 from im2win.runtime.seal import seal
-from im2win.runtime.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
+from im2win.runtime.tensors import ArgumentError, Port, aligned, argument, as_numpy, empty_like, finite
 from im2win.runtime.weights import weights_file, weights_path
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
@@ -76,29 +73,31 @@ class Op:
     def __repr__(self) -> str:
         return f"<Op {self.conv} {self.method} {'tuned' if self.tuned else 'default tile'}>"
 
-    def bind(self, w: Any, bias: Any = None) -> Any:
-        """Packs filters and bias once. Returns a `Layer`, which is called with the input alone.
+    def bind(self, w: Any, bias: Any = None, scale: Any = None) -> Any:
+        """Packs filters, bias and scale once. Returns a `Layer`, which is called with the input alone.
 
         Args:
             w: filters of `conv.filter_shape`; later changes to the tensor have no effect.
             bias: [out_channels]; required where the problem has a bias, refused elsewhere.
+            scale: float32 [out_channels], finite; required where the problem requantises its outputs, refused elsewhere.
 
         Raises:
-            ArgumentError: a tensor has the wrong shape, dtype or layout, or a bias is missing or not wanted.
+            ArgumentError: a tensor has the wrong shape, dtype or layout, a scale is not finite, or a bias or scale is missing or not
+                wanted.
         """
-        return Layer(self, w, bias)
+        return Layer(self, w, bias, scale)
 
-    def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None) -> Any:
+    def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None, scale: Any = None) -> Any:
         """The convolution of x with w. Every call packs the filters; `bind` them for repeated use.
 
         Args:
             x: input of `conv.input_shape`; see `Layer.__call__` for `residual` and `out`.
-            w: filters of `conv.filter_shape`.
+            w: filters of `conv.filter_shape`; see `bind` for `bias` and `scale`.
 
         Raises:
             ArgumentError: a tensor has the wrong shape, dtype or layout.
         """
-        return self.bind(w, bias)(x, residual, out)
+        return self.bind(w, bias, scale)(x, residual, out)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Writes the shared library to `path` and its manifest beside it. Returns the library's path.
@@ -157,33 +156,37 @@ class Launch(NamedTuple):
 class Layer:
     """An `Op` with its filters bound."""
 
-    def __init__(self, op: Op, w: Any, bias: Any) -> None:
+    def __init__(self, op: Op, w: Any, bias: Any, scale: Any = None) -> None:
         conv = op.conv
-        if (bias is not None) != conv.bias:
-            raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op = op
-        self._memory = [aligned(array) for array in self._pack(w, bias)]
-        self._packed = [tvm_ffi.from_dlpack(array) for array in self._memory]
+        self._memory = [aligned(array) for array in self._pack(w, bias, scale)]
+        self._packed = [argument(array) for array in self._memory]
         self._kernel = op._kernel
         self._data = Port("x", conv.input_shape, conv.dtype)
-        self._residual = Port("residual", conv.output_shape, conv.dtype) if conv.residual else None
-        self._out = Port("out", conv.output_shape, conv.dtype, writable=True)
+        self._residual = Port("residual", conv.output_shape, conv.out_dtype) if conv.residual else None
+        self._out = Port("out", conv.output_shape, conv.out_dtype, writable=True)
 
-    def _pack(self, w: Any, bias: Any) -> list[Any]:
-        conv, pack = self.op.conv, self.op.manifest.pack
+    def _pack(self, w: Any, bias: Any, scale: Any) -> list[Any]:
+        conv, pack, dtypes = self.op.conv, self.op.manifest.pack, self.op.conv.dtypes
+        for name, value in (("bias", bias), ("scale", scale)):
+            if (value is not None) != (name in dtypes):
+                raise ArgumentError(f"`{name}` must be {'given' if name in dtypes else 'left out'}: the problem is {conv}.")
         assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has such a packing
-        packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype))]
+        packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, dtypes["filter"]))]
         if conv.bias:
-            packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype)))
+            packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), dtypes["bias"])))
+        if conv.requantised:
+            packed.append(finite("scale", as_numpy("scale", scale, (conv.out_channels,), dtypes["scale"])))
         return packed
 
-    def rebind(self, w: Any, bias: Any = None) -> None:
-        """Packs other filters (and bias) into the memory of the bound ones. No call may run meanwhile.
+    def rebind(self, w: Any, bias: Any = None, scale: Any = None) -> None:
+        """Packs other filters (and bias and scale) into the memory of the bound ones. No call may run meanwhile.
 
         Raises:
-            ArgumentError: a tensor has the wrong shape, dtype or layout.
+            ArgumentError: a tensor has the wrong shape, dtype or layout, a scale is not finite, or a bias or scale is missing or not
+                wanted.
         """
-        for memory, array in zip(self._memory, self._pack(w, bias), strict=True):
+        for memory, array in zip(self._memory, self._pack(w, bias, scale), strict=True):
             memory[...] = array
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
@@ -201,7 +204,7 @@ class Layer:
         if (residual is None) == (self._residual is not None):
             raise ArgumentError(f"`residual` must be {'left out' if self._residual is None else 'given'}: the problem is {self.op.conv}.")
         added = () if self._residual is None else (self._residual(residual),)
-        result = empty_like(x, self._out.shape) if out is None else out
+        result = empty_like(x, self._out.shape, self._out.dtype) if out is None else out
         output = self._out(result)
         if out is not None and (self._overlaps(output, data, self._data) or (added and self._overlaps(output, *added, self._residual))):
             raise ArgumentError("`out` must not overlap x or residual.")
@@ -218,8 +221,8 @@ class Layer:
             ArtefactError: the folder cannot be written.
         """
         library = self.op.export(path)
-        names = [name for name in self.op.conv.arguments if name in ("filter", "bias")]
-        packed = dict(zip(names, map(np.from_dlpack, self._packed), strict=True))
+        names = [name for name in self.op.conv.arguments if name in ("filter", "bias", "scale")]
+        packed = dict(zip(names, self._memory, strict=True))
         target = weights_path(library)
         try:
             target.write_bytes(weights_file(self.op.conv, packed, library.read_bytes()))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from im2win.runtime.dltensor import Exported
+
 _DLPACK_CPU = 1
 
 
@@ -38,10 +40,10 @@ def view(name: str, value: Any, shape: tuple[int, ...], dtype: str, *, writable:
     if isinstance(value, np.ndarray):
         _check(name, str(value.dtype), tuple(value.shape), value.flags.c_contiguous, dtype, shape)
         if value.flags.writeable:
-            return tvm_ffi.from_dlpack(value)
+            return argument(value)
         if writable:
             raise ArgumentError(f"`{name}` must be writable; this array is read-only.")
-        return tvm_ffi.from_dlpack(_readable(value))
+        return argument(_readable(value))
     if is_torch(value):
         return _torch_view(name, value, shape, dtype)
     if not hasattr(value, "__dlpack__"):
@@ -69,7 +71,7 @@ class Port:
         if type(value) is np.ndarray and value.dtype == self._numpy and value.shape == self.shape:
             flags = value.flags
             if flags.c_contiguous and flags.writeable:
-                return tvm_ffi.from_dlpack(value)
+                return argument(value)
         elif self._is_right(value):
             return value  # kernels take PyTorch tensors directly
         return view(self.name, value, self.shape, self.dtype, writable=self.writable)
@@ -128,11 +130,28 @@ def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return shared
 
 
-def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
+def argument(array: np.ndarray[Any, Any]) -> Any:
+    """A kernel argument that shares memory with a contiguous, writable numpy array, which must live as long. numpy exports no bfloat16."""
+    return tvm_ffi.from_dlpack(Exported(array) if array.dtype.name == "bfloat16" else array)
+
+
+def empty_like(value: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
     """An uninitialised tensor of the same library as `value`; a numpy array for libraries that cannot make one."""
     if is_torch(value):
-        return value.new_empty(shape)
-    return empty(shape, np.float32)
+        return value.new_empty(shape, dtype=getattr(_torch(), dtype))
+    return empty(shape, dtype)
+
+
+def finite(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, contiguous.
+
+    Raises:
+        ArgumentError: one of its numbers is not finite.
+    """
+    if not np.isfinite(array).all():
+        place = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ArgumentError(f"`{name}` (={array[place]} at {place}) must be finite.")
+    return np.ascontiguousarray(array)
 
 
 def torch_values(value: Any) -> np.ndarray[Any, Any]:

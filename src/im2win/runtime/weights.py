@@ -38,15 +38,15 @@ def weights_file(conv: Conv2d, packed: Mapping[str, npt.NDArray[Any]], library: 
         data
 
     Args:
-        packed: filters, and bias where the problem has one, as the kernel reads them.
+        packed: filters, and bias and scale where the problem has them, as the kernel reads them.
     """
     shapes = {"data": conv.input_shape, "residual": conv.output_shape, "output": conv.output_shape}
     lines = ["im2win-weights 1", f"library {checksum(library):016x}"]
     for name in conv.arguments:
         shape = packed[name].shape if name in packed else shapes[name]
-        lines.append(" ".join(map(str, ("packed" if name in packed else "tensor", name, conv.dtype, *shape))))
+        lines.append(" ".join(map(str, ("packed" if name in packed else "tensor", name, conv.dtypes[name], *shape))))
     content = "\n".join([*lines, "data", ""]).encode()
     for name in conv.arguments:
         if name in packed:
-            content += b"\0" * (-len(content) % ALIGNMENT) + np.ascontiguousarray(packed[name]).astype(conv.dtype).tobytes()
+            content += b"\0" * (-len(content) % ALIGNMENT) + np.ascontiguousarray(packed[name]).astype(conv.dtypes[name]).tobytes()
     return content

@@ -66,7 +66,10 @@ class Conv2d:
     Products of int8 are summed in int32, which is also the type of their bias. Outputs are these sums, or, with another `out_dtype`,
     requantised: ``y = convert(activation(float32(conv(x, w) + bias) * scale + float32(residual)))`` with a float32 scale for every output
     channel. Every operation on float32 is rounded by itself, to nearest even. `convert` converts to `out_dtype`: for int8 it rounds to
-    nearest even and saturates to -128 to 127.
+    nearest even and saturates to -128 to 127, for uint8 to 0 to 255. The filters of uint8 inputs are int8.
+
+    Zero points: with `zero_point` z the convolution is ``conv(x - z, w)``, and padding adds elements that equal z, which are zeros after
+    the subtraction. With `out_zero_point`, `convert` rounds, adds it, and then saturates.
 
     Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC); w is always
     ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale are ``[out_channels]``; residual and y have `output_shape`.
@@ -84,15 +87,17 @@ class Conv2d:
             ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
         dilation: steps between taps: an integer or a pair (vertical, horizontal).
         groups: channels are split into this many independent convolutions; with `in_channels` groups the convolution is depthwise.
-        dtype: of x and w: float32, float16, bfloat16 or int8.
+        dtype: of x and w: float32, float16, bfloat16 or int8; or uint8 for x, with w in int8.
         layout: of x, y and residual: NCHW or NHWC.
         bias: whether the epilogue adds a number for every output channel.
         residual: whether the epilogue adds a tensor of the output's shape.
         activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error function)
             or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. int8 outputs support none
-            and relu, int32 sums also relu6.
-        out_dtype: of y and residual. The default is `dtype`, and int32 for int8. For int8 it may also be int8, float16, bfloat16 or
-            float32: the outputs are then requantised.
+            and relu, and so do uint8 outputs; int32 sums also relu6.
+        out_dtype: of y and residual. The default is `dtype`, and int32 for int8 and uint8. For these it may also be int8, uint8, float16,
+            bfloat16 or float32: the outputs are then requantised.
+        zero_point: value of x that stands for zero; for int8 and uint8.
+        out_zero_point: value of y that stands for zero; for outputs requantised to int8 or uint8.
 
     Raises:
         ConvError: a message that names the argument, its value and the rule.
@@ -114,6 +119,8 @@ class Conv2d:
     residual: bool
     activation: str
     out_dtype: str
+    zero_point: int = 0
+    out_zero_point: int = 0
 
     def __init__(
         self,
@@ -133,6 +140,8 @@ class Conv2d:
         residual: bool = False,
         activation: str | None = None,
         out_dtype: str | None = None,
+        zero_point: int = 0,
+        out_zero_point: int = 0,
     ) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
@@ -156,6 +165,9 @@ class Conv2d:
         except ValueError as error:
             raise _fail("activation", activation, str(error)) from None
         put("out_dtype", self._output_type(out_dtype))
+        put("zero_point", self._zero_point("zero_point", zero_point, self.dtype, "`dtype`"))
+        outputs = self.out_dtype if self.requantised else "int32"
+        put("out_zero_point", self._zero_point("out_zero_point", out_zero_point, outputs, "`out_dtype`"))
         self._check()
 
     def _sides(self, padding: Padding) -> tuple[int, int, int, int]:
@@ -179,10 +191,21 @@ class Conv2d:
         known = ELEMENT_TYPES[self.dtype].outputs
         if out_dtype is not None and out_dtype not in known:
             raise _fail("out_dtype", out_dtype, f"{'one of ' * (len(known) > 1)}{', '.join(known)} for `dtype` {self.dtype}")
-        if out_dtype == "int8" and not activation_of(self.activation).int8_outputs:
+        if out_dtype in ("int8", "uint8") and not activation_of(self.activation).int8_outputs:
             able = " or ".join(name for name, row in ACTIVATIONS.items() if row.int8_outputs)
-            raise _fail("activation", self.activation, f"{able} for `out_dtype` int8")
+            raise _fail("activation", self.activation, f"{able} for `out_dtype` {out_dtype}")
         return out_dtype or known[0]
+
+    @staticmethod
+    def _zero_point(name: str, value: object, dtype: str, of: str) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise _fail(name, value, "an integer")
+        number, limits = int(value.__index__()), ELEMENT_TYPES[dtype].limits
+        if number and (limits is None or ELEMENT_TYPES[dtype].itemsize > 1):
+            raise _fail(name, value, f"0 unless {of} is int8 or uint8" + (" and outputs are requantised" if of == "`out_dtype`" else ""))
+        if number and limits is not None and not limits[0] <= number <= limits[1]:
+            raise _fail(name, value, f"from {limits[0]} to {limits[1]} for {of} {dtype}")
+        return number
 
     def _check(self) -> None:
         for name in ("in_channels", "out_channels"):
@@ -291,13 +314,17 @@ class Conv2d:
     @derived
     def dtypes(self) -> dict[str, str]:
         """Element types of `arguments`: the bias has the type of the stored sums, the scale is float32."""
-        known = {"data": self.dtype, "filter": self.dtype, "bias": ELEMENT_TYPES[self.dtype].outputs[0], "scale": "float32"}
+        element = ELEMENT_TYPES[self.dtype]
+        known = {"data": self.dtype, "filter": element.filters or self.dtype, "bias": element.outputs[0], "scale": "float32"}
         return {name: known.get(name, self.out_dtype) for name in self.arguments}
 
     def with_(self, **changes: Any) -> Conv2d:
-        """A validated copy with some fields changed. With another dtype it has the default `out_dtype`, unless that is given."""
+        """A validated copy with some fields changed. With another dtype it has the default `out_dtype` and zero points, unless given."""
         if changes.get("dtype", self.dtype) != self.dtype:
             changes.setdefault("out_dtype", None)
+            changes.setdefault("zero_point", 0)
+        if changes.get("out_dtype", self.out_dtype) != self.out_dtype:
+            changes.setdefault("out_zero_point", 0)
         try:
             return _changed(self, tuple((name, type(value), value) for name, value in changes.items()))  # True is not 1
         except TypeError:  # an unhashable value, such as a list
@@ -329,6 +356,8 @@ class Conv2d:
         if self.groups != 1:
             parts.append(f"g{self.groups}")
         parts += [self.types] if self.dtype != "float32" else []
+        zeros = (("zero", self.zero_point), ("outzero", self.out_zero_point))
+        parts += [f"{name}{'m' * (value < 0)}{abs(value)}" for name, value in zeros if value]
         parts += [self.layout] if self.layout != "NCHW" else []
         parts += [word for word, on in (("bias", self.bias), ("add", self.residual)) if on]
         parts += [self.activation] if self.activation != "none" else []
@@ -365,6 +394,8 @@ class Conv2d:
             return "activation", word
         if word.startswith("out."):
             return "out_dtype", word.removeprefix("out.")
+        if zero := re.fullmatch(r"(out)?zero(m?)(\d+)", word):
+            return f"{'out_' if zero[1] else ''}zero_point", int(zero[3]) * (-1 if zero[2] else 1)
         if word in ("bias", "add"):
             return {"bias": "bias", "add": "residual"}[word], True
         raise ConvError(f"Conv2d.parse: key {key!r} has the unknown part {word!r}.")

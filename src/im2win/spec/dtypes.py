@@ -19,6 +19,7 @@ class ElementType:
         itemsize: bytes.
         sums: the type in which products are accumulated, and of a bias.
         outputs: output types of a problem in this type, the default first; none where there are no such problems.
+        filters: the type of its filters, where that is another one.
         epsilon: from 1 to the next number; 0 for integers.
         limits: the least and the largest value of an integer type.
         short: in names of device functions.
@@ -52,6 +53,7 @@ class ElementType:
     poisons: tuple[float, ...] = (math.nan,)
     guard: float | None = None
     twin: str = ""
+    filters: str = ""
 
     @property
     def integer(self) -> bool:
@@ -79,8 +81,12 @@ ELEMENT_TYPES: dict[str, ElementType] = {
             cudnn_maths=("fma", "tensor"), ceilings=("f16_gflops",), twin="float16",
         ),
         ElementType(
-            "int8", 1, "int32", ("int32", "int8", "float16", "bfloat16", "float32"), 0.0, "s8", "int8_t", 0, 3, (-128, 127),
+            "int8", 1, "int32", ("int32", "int8", "float16", "bfloat16", "float32", "uint8"), 0.0, "s8", "int8_t", 0, 3, (-128, 127),
             pair="two_int8", cudnn_maths=("fma", "tensor"), ceilings=("s8_gflops", "f16_gflops"), poisons=(-77, 78), guard=-113,
+        ),
+        ElementType(
+            "uint8", 1, "int32", ("int32", "uint8", "float16", "bfloat16", "float32", "int8"), 0.0, "u8", "uint8_t", 1, 6, (0, 255),
+            ceilings=("s8_gflops",), poisons=(179, 78), guard=143, filters="int8",
         ),
         ElementType("int32", 4, "int32", (), 0.0, "s32", "int32_t", 0, 4, (-(2**31), 2**31 - 1), poisons=(-(2**31) + 12345,)),
     )

@@ -271,7 +271,7 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
     assert [row.key for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd/tiled", "winograd/tensor_cores"]
     assert lax.violations(HALF, ROWS["winograd/tiled"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
     assert lax.accuracy(replace(tile, outputs=0)) == "exact" and lax.accuracy(kernel("fma", 4)[1]) == "exact"
-    assert ROWS["winograd/tiled"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"
+    assert ROWS["winograd/tiled"].supports(HALF, "cpu", "winograd") == "its CPU schedule computes float32, not float16"
 
 
 def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> None:

@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from im2win.bench.peers import quantised
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial, from_nchw, to_nchw
 from im2win.device.cpu import Machine
 from im2win.frontends.onnx.activations import onnx_nodes
-from im2win.runtime.tensors import aligned
+from im2win.runtime.tensors import aligned, torch_tensor
 from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 Array = NDArray[Any]
 
 
-def _need_float32(conv: Conv2d, peer: str) -> None:
-    if conv.dtype != "float32":
-        raise PeerError(f"{peer}: `dtype` (={conv.dtype!r}) must be float32 on the CPU.")
+def _need(conv: Conv2d, peer: str, *dtypes: str) -> None:
+    if conv.dtype not in dtypes:
+        raise PeerError(f"{peer}: `dtype` (={conv.dtype!r}) must be {' or '.join(dtypes)} on the CPU.")
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,23 @@ class Torch:
         return "torch_nhwc" if self.channels_last else "torch_nchw"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        _need_float32(conv, self.name)
+        _need(conv, self.name, "float32", "bfloat16", "uint8", "int8")
         try:
             import torch
         except ImportError as error:
             raise PeerError(f"{self.name}: PyTorch is not installed; pip install 'im2win[bench]'.") from error
         torch.set_num_threads(threads)
         order = torch.channels_last if self.channels_last else torch.contiguous_format
+        if ELEMENT_TYPES[conv.dtype].integer:
+            return quantised.torch_trial(conv, tensors, threads, self.name, order)
 
         def tensor(array: Array | None) -> Any:
             if array is None:
                 return None
-            return torch.from_numpy(np.ascontiguousarray(array)).contiguous(memory_format=order)
+            return torch_tensor(np.ascontiguousarray(array)).contiguous(memory_format=order)
 
         data, weight = tensor(to_nchw(tensors.data, conv)), tensor(tensors.filter)
-        bias = None if tensors.bias is None else torch.from_numpy(tensors.bias)
+        bias = None if tensors.bias is None else torch_tensor(tensors.bias)
         residual = None if tensors.residual is None else tensor(to_nchw(tensors.residual, conv))
         top, left, bottom, right = conv.padding
         symmetric = (top, left) == (bottom, right)
@@ -65,7 +69,7 @@ class Torch:
             y = torch.conv2d(x, weight, bias, conv.stride, (top, left) if symmetric else (0, 0), conv.dilation, conv.groups)
             result[0] = activate(y if residual is None else y.add_(residual))
 
-        return Trial(call, lambda: from_nchw(result[0].numpy(), conv))
+        return Trial(call, lambda: from_nchw(result[0].float().numpy(), conv))
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,14 @@ class OnnxRuntime:
     name: str = "onnxruntime"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        _need_float32(conv, self.name)
+        _need(conv, self.name, "float32", "int8", "uint8")
         try:
             import onnx  # noqa: F401
             import onnxruntime as ort
         except ImportError as error:
             raise PeerError(f"{self.name}: onnx and onnxruntime are needed; pip install 'im2win[bench]'.") from error
+        if ELEMENT_TYPES[conv.dtype].integer:
+            return quantised.onnxruntime_trial(conv, tensors, threads, self.name)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -110,7 +116,7 @@ class OpenVino:
     name: str = "openvino"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        _need_float32(conv, self.name)
+        _need(conv, self.name, "float32")
         try:
             import onnx  # noqa: F401
             import openvino

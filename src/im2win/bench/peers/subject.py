@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from im2win.numerics.reference import random_tensors, reference
+from im2win.numerics.reference import reference, typed_tensors
 from im2win.runtime.tensors import aligned
 from im2win.spec.conv2d import Conv2d
 
@@ -31,19 +31,20 @@ class Tensors:
     filter: Array
     bias: Array | None = None
     residual: Array | None = None
+    scale: Array | None = None
 
     @classmethod
     def random(cls, conv: Conv2d, seed: int = 0) -> Tensors:
-        """Random normal tensors, aligned to cache lines as in PyTorch and ONNX Runtime.
+        """Random tensors (`typed_tensors`), aligned to cache lines as in PyTorch and ONNX Runtime.
 
         Constant tensors are no choice, since some libraries and CPUs are faster on zeros or ones.
         """
-        named = {name: aligned(array.astype(conv.dtype, copy=False)) for name, array in random_tensors(conv, seed).items()}
-        return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"))
+        named = {name: aligned(array) for name, array in typed_tensors(conv, seed).items()}
+        return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"), named.get("scale"))
 
     def expected(self, conv: Conv2d) -> Array:
         """The layer's output in float64."""
-        return reference(conv, self.data, self.filter, self.bias, self.residual)
+        return reference(conv, self.data, self.filter, self.bias, self.residual, self.scale)
 
 
 @dataclass(frozen=True)

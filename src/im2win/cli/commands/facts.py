@@ -67,7 +67,7 @@ def _layouts(row: Schedule, target: str, dtype: str) -> list[str]:
 def properties() -> Table:
     """The table of schedules: names, titles, paper, and the targets on which each property is supported.
 
-    The registry is asked for float32 and float16 and for all layouts.
+    The registry is asked for the floating-point types and all layouts.
     """
     from im2win.registry.schedules import SCHEDULES
 

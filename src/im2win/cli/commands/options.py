@@ -27,13 +27,15 @@ Target = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=complet
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="float32, float16, bfloat16 or int8, instead of what the suite or model says.",
-        autocompletion=completion.choices("float32", "float16", "bfloat16", "int8"),
+        help="float32, float16, bfloat16, int8 or uint8, instead of what the suite or model says.",
+        autocompletion=completion.choices("float32", "float16", "bfloat16", "int8", "uint8"),
     ),
 ]
 OutDtype = Annotated[
     str | None,
-    typer.Option("--out-dtype", help="Of outputs of int8: int32, or int8, float16, bfloat16 or float32, with a scale for every channel."),
+    typer.Option(
+        "--out-dtype", help="Of outputs of int8 and uint8: int32, or int8, uint8, float16, bfloat16 or float32, with a scale for every channel."
+    ),
 ]
 Layout = Annotated[
     str | None,

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ from im2win.export.c_abi.workspace import ALIGNMENT, Workspace
 from im2win.numerics.winograd_matrices import floats, transform
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.cpu_channels import ChannelPack
+from im2win.packing.cpu_dot import DotPack
 from im2win.packing.winograd import AXES, WinogradPack
 from im2win.registry import cpu_lowering
 from im2win.registry.schedules import schedule_of
 from im2win.schedules.cpu.loop_peeling import CONFIG
 from im2win.schedules.cpu.registers import PIPELINE
+from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS
+from im2win.schedules.cpu_dot.tile import DotTile
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL
 
 FLAGS = (*pool.FLAGS, f"-I{pool.SOURCES}")
@@ -56,7 +61,8 @@ def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, c
     with tempfile.TemporaryDirectory(prefix="im2win-c-") as place:
         work = Path(place)
         executable.mod.write_to_file(str(work / "kernel.o"))
-        (work / "own.c").write_text(source(interface, tile.pack, demand, machine, f"{KERNEL_PREFIX}{symbol}"))
+        own = source(interface, tile.pack, demand, machine, f"{KERNEL_PREFIX}{symbol}", features(tile, machine))
+        (work / "own.c").write_text(own)
         (work / "own.h").write_text(interface.header())
         _link(work, interface, compiler, objcopy)
         for made, kept in (("own.h", f"{called}.h"), ("layer.a", f"lib{called}.a"), ("layer.so", f"lib{called}.so")):
@@ -104,7 +110,9 @@ def packed(conv: Conv2d, pack: Any) -> tuple[Conv2d, Any]:
 
 
 def _padded(conv: Conv2d, pack: Any) -> int:
-    """Output channels of a group, padded to whole blocks."""
+    """Output channels of a group, padded to whole blocks where biases are."""
+    if isinstance(pack, DotPack):
+        return conv.out_channels // conv.groups
     return int(pack.blocks_per_group(conv)) * int(pack.block)
 
 
@@ -116,16 +124,19 @@ def _bias_bytes(conv: Conv2d, pack: Any) -> int:
     return -(-conv.groups * _padded(conv, pack) * conv.itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def source(interface: Interface, pack: Any, demand: Workspace, machine: Machine, kernel: str) -> str:
-    """The layer's own C file: its numbers, and its two functions."""
+def source(
+    interface: Interface, pack: Any, demand: Workspace, machine: Machine, kernel: str, needed: Sequence[str] = ()
+) -> str:
+    """The layer's own C file: its numbers, and its two functions. needed: features of the machine that the kernel uses."""
     conv = interface.conv
     call, packing = interface.prototypes()
     passed = ", ".join(interface.tensors)
-    layout, kind = (_transformed, "transformed") if isinstance(pack, WinogradPack) else (_windows, "windows")
+    layouts: dict[Any, Any] = {WinogradPack: (_transformed, "transformed"), DotPack: (_dot, "dot")}
+    layout, kind = layouts.get(type(pack), (_windows, "windows"))
     return "\n".join(
         [
             '#include "layer.h"', '#include "own.h"', '#include "pack.h"', "",
-            instructions(machine), "",
+            instructions(machine, needed), "",
             *layer_source("layer", conv, pack, (demand.serial, demand.task), machine.threads, kernel), "",
             f"{call} {{", f"  const void *const tensors[] = {{{passed}}};",
             "  return im2win_layer_1_call(&layer, tensors, workspace);", "}", "",
@@ -134,9 +145,16 @@ def source(interface: Interface, pack: Any, demand: Workspace, machine: Machine,
     )  # fmt: skip
 
 
-def instructions(machine: Machine) -> str:
+def features(tile: Any, machine: Machine) -> list[str]:
+    """Those of a machine's features that a kernel uses, or that LLVM may use for its instruction."""
+    used = {name for one in INSTRUCTIONS if isinstance(tile, DotTile) and one.name == tile.instruction for name in one.features}
+    return [name for name in machine.features if name in used]
+
+
+def instructions(machine: Machine, needed: Sequence[str] = ()) -> str:
     """C code of the function that checks for the CPU's instructions, which layers call."""
-    return f"static int instructions(void) {{ return {_check(machine)}; }}"
+    checks = " && ".join([_check(machine), *(f'__builtin_cpu_supports("{name}")' for name in needed)])
+    return f"static int instructions(void) {{ return {checks}; }}"
 
 
 def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], threads: int, kernel: str) -> list[str]:
@@ -146,12 +164,17 @@ def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], 
         demanded: bytes of workspace that the kernel requests for the whole call, and for each of at most `threads` tasks.
     """
     data, (conv, pack) = conv.input_shape, packed(conv, pack)
+    bias = (conv.out_channels,) if isinstance(pack, DotPack) else (pack.blocks(conv), pack.block)
     shapes = {
-        "data": data, "filter": pack.shape(conv), "bias": (pack.blocks(conv), pack.block), "residual": conv.output_shape,
+        "data": data, "filter": pack.shape(conv), "bias": bias, "scale": (conv.out_channels,), "residual": conv.output_shape,
         "output": conv.output_shape,
     }  # fmt: skip
     elements = {name: math.prod(shape) for name, shape in shapes.items()} | {"bias": conv.out_channels}
-    tensors = ", ".join(f"{{{len(shapes[name])}, {_braces(shapes[name])}, {elements[name]}}}" for name in conv.arguments)
+    kinds = {name: ELEMENT_TYPES[dtype] for name, dtype in conv.dtypes.items()}
+    each = ((shapes[name], elements[name], kinds[name]) for name in conv.arguments)
+    tensors = ", ".join(
+        f"{{{len(shape)}, {_braces(shape)}, {count}, {kind.dlpack}, {kind.itemsize * 8}}}" for shape, count, kind in each
+    )
     numbers = (
         kernel, len(conv.arguments), conv.arguments.index("bias") if conv.bias else -1, conv.groups, conv.out_channels // conv.groups,
         _padded(conv, pack), threads, *demanded, f"{{{tensors}}}", "instructions",
@@ -180,6 +203,17 @@ def _windows(conv: Conv2d, pack: FilterPack | ChannelPack) -> list[str]:
     steps = [math.prod(extents[inner] for inner in filters.order[filters.order.index(axis) + 1 :]) for axis in "cuv"]
     sizes = conv.out_channels, *conv.filter_shape[1:], conv.groups, filters.block, math.prod(filters.shape(conv)), _braces(steps)
     return [f"static const im2win_windows filters = {_braces(sizes)};"]
+
+
+def _dot(conv: Conv2d, pack: DotPack) -> list[str]:
+    single = pack.single_group(conv)
+    integers = conv.dtypes["filter"] == "int8"
+    shift = conv.zero_point + (pack.shift if conv.dtype == "int8" else 0)
+    sizes = (
+        single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, int(pack.order == "rows"), int(integers),
+        shift, math.prod(pack.shape(conv)),
+    )  # fmt: skip
+    return [f"static const im2win_dot filters = {_braces(sizes)};"]
 
 
 def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:

@@ -72,7 +72,7 @@ class Interface:
 
     def prototypes(self) -> tuple[str, str]:
         """Prototypes of the two functions, in the order of `functions`."""
-        element = ELEMENT_TYPES[self.conv.dtype].c
+        element = ELEMENT_TYPES[self.conv.dtypes["filter"]].c
         arguments = [f"{'' if name == 'y' else 'const '}{kind} *{name}" for name, kind in self.tensors.items()]
         stream = ["cudaStream_t stream"] if self.threads is None else []
         call, pack = self.functions
@@ -138,13 +138,14 @@ class Interface:
                 "call can be captured in a graph."
             )
         return _comment(
-            f"y = {self._formula()}. {', '.join([shapes, *epilogue])}. The workspace holds WORKSPACE_BYTES bytes at any address, NULL if "
-            f"0, and its contents do not matter. {rules} Returns an im2win_status."
+            f"y = {self._formula()}. {', '.join([shapes, *epilogue])}{bits if self.threads is not None else ''}. The workspace holds "
+            f"WORKSPACE_BYTES bytes at any address, NULL if 0, and its contents do not matter. {rules} Returns an im2win_status."
         )
 
     def _formula(self) -> str:
         conv = self.conv
-        sums = " + ".join(["conv(x, w)", *(["bias"] if conv.bias else [])])
+        zero = f" {'-' if conv.zero_point > 0 else '+'} {abs(conv.zero_point)}" if conv.zero_point else ""
+        sums = " + ".join([f"conv(x{zero}, w)", *(["bias"] if conv.bias else [])])
         if conv.requantised:
             sums = f"{f'({sums})' if conv.bias else sums} * scale"
         sums += " + residual" if conv.residual else ""
@@ -152,7 +153,8 @@ class Interface:
         if not conv.requantised:
             return formula
         limits = ELEMENT_TYPES[conv.out_dtype].limits
-        ends = "" if limits is None else f", to nearest even and within {limits[0]} to {limits[1]}"
+        zero = f", plus {conv.out_zero_point}" if conv.out_zero_point else ""
+        ends = "" if limits is None else f", to nearest even{zero} and within {limits[0]} to {limits[1]}"
         return f"{formula}, sums in int32, what follows in float32, each operation rounded by itself, then {conv.out_dtype}{ends}"
 
 

@@ -9,7 +9,7 @@
 #define ALIGNMENT 64
 #define ROUNDED(bytes) (((bytes) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT)
 
-enum { DLPACK_CPU = 1, DLPACK_FLOAT = 2, TVM_DLTENSOR = 7 };
+enum { DLPACK_CPU = 1, TVM_DLTENSOR = 7 };
 
 /* DLPack's tensor. */
 typedef struct {
@@ -94,9 +94,11 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int
   (void)kind, (void)parts, (void)count;
 }
 
+static size_t element_bytes(const im2win_tensor *one) { return one->bits / 8; }
+
 static int overlap(const void *one, const im2win_tensor *of_one, const void *other, const im2win_tensor *of_other) {
   uintptr_t a = (uintptr_t)one, b = (uintptr_t)other;
-  return a < b + (uintptr_t)of_other->elements * sizeof(float) && b < a + (uintptr_t)of_one->elements * sizeof(float);
+  return a < b + (uintptr_t)of_other->elements * element_bytes(of_other) && b < a + (uintptr_t)of_one->elements * element_bytes(of_one);
 }
 
 static int check(const im2win_layer *layer, const void *const *tensors, size_t needed, const void *workspace) {
@@ -105,7 +107,7 @@ static int check(const im2win_layer *layer, const void *const *tensors, size_t n
     if (tensors[i] == NULL) return IM2WIN_NULL_POINTER;
   if (needed && workspace == NULL) return IM2WIN_NULL_POINTER;
   for (int i = 0; i < layer->count; i++)
-    if ((uintptr_t)tensors[i] % sizeof(float)) return IM2WIN_MISALIGNED;
+    if ((uintptr_t)tensors[i] % element_bytes(&layer->tensors[i])) return IM2WIN_MISALIGNED;
   for (int i = 0; i < output; i++)
     if (overlap(tensors[i], &layer->tensors[i], tensors[output], &layer->tensors[output])) return IM2WIN_OVERLAP;
   return layer->instructions() ? IM2WIN_OK : IM2WIN_WRONG_CPU;
@@ -137,7 +139,7 @@ int im2win_layer_1_call(const im2win_layer *layer, const void *const *tensors, v
       pad_bias(layer, tensors[i], (float *)start);
       data = start;
     }
-    views[i] = (dlpack_tensor){data, {DLPACK_CPU, 0}, one->rank, {DLPACK_FLOAT, 32, 1}, one->shape, NULL, 0};
+    views[i] = (dlpack_tensor){data, {DLPACK_CPU, 0}, one->rank, {one->type, one->bits, 1}, one->shape, NULL, 0};
     arguments[i] = (im2win_any){TVM_DLTENSOR, 0, &views[i]};
   }
   arena.call = &this_call;

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IM2WIN_MOST_TENSORS 5
+#define IM2WIN_MOST_TENSORS 6
 
 /* An argument of TVM's compiled functions: here always a pointer to a DLPack tensor. */
 typedef struct {
@@ -16,14 +16,15 @@ typedef struct {
 
 typedef int (*im2win_kernel)(void *self, const im2win_any *arguments, int32_t count, im2win_any *result);
 
-/* rank, shape: as the kernel expects them; elements: number of elements. */
+/* rank, shape: as the kernel expects them; elements: number of elements; type, bits: DLPack's code and the width of an element. */
 typedef struct {
   int rank;
   int64_t shape[5], elements;
+  uint8_t type, bits;
 } im2win_tensor;
 
-/* tensors: of the kernel, in order: data, filter, bias and residual if the layer has them, output; all float32.
-   bias: index of the bias, or -1; each group is padded with zeros from `channels` to `padded_channels`.
+/* tensors: of the kernel, in order: data, filter, bias, scale and residual if the layer has them, output.
+   bias: index of the bias, or -1; each group of a float32 one is padded with zeros from `channels` to `padded_channels`.
    serial_bytes, task_bytes: of the workspace, for the whole call and for each of at most `threads` tasks; multiples of 64.
    instructions: returns whether this CPU has the kernel's instructions. */
 typedef struct {

@@ -5,12 +5,16 @@
 
 #include "im2win.h"
 
-static int check(const float *w, size_t filters, const float *packed, size_t elements) {
+static int check_all(const void *w, size_t filters, const void *packed, size_t elements, size_t bytes) {
   uintptr_t from = (uintptr_t)w, to = (uintptr_t)packed;
   if (w == NULL || packed == NULL) return IM2WIN_NULL_POINTER;
-  if (from % sizeof(float) || to % sizeof(float)) return IM2WIN_MISALIGNED;
-  if (from < to + elements * sizeof(float) && to < from + filters * sizeof(float)) return IM2WIN_OVERLAP;
+  if (from % bytes || to % bytes) return IM2WIN_MISALIGNED;
+  if (from < to + elements * bytes && to < from + filters * bytes) return IM2WIN_OVERLAP;
   return IM2WIN_OK;
+}
+
+static int check(const float *w, size_t filters, const float *packed, size_t elements) {
+  return check_all(w, filters, packed, elements, sizeof(float));
 }
 
 int im2win_pack_1_windows(const im2win_windows *layer, const float *w, float *packed) {
@@ -53,6 +57,55 @@ int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, f
           to[i * layer->strides[3] + j * layer->strides[4]] = (float)sum;
         }
       }
+    }
+  }
+  return IM2WIN_OK;
+}
+
+/* Stores a filter element as the element of a word that the kernel's instruction multiplies. */
+static void store(const im2win_dot *layer, const void *w, size_t from, unsigned char *to) {
+  if (!layer->integers) {
+    uint16_t bits = ((const uint16_t *)w)[from];
+    uint32_t wide = (uint32_t)bits << 16; /* a float32 */
+    if (layer->group == 2)
+      memcpy(to, &bits, sizeof bits);
+    else
+      memcpy(to, &wide, sizeof wide);
+    return;
+  }
+  int8_t byte = ((const int8_t *)w)[from];
+  int16_t half = byte;
+  int32_t whole = byte;
+  if (layer->group == 4)
+    memcpy(to, &byte, sizeof byte);
+  else if (layer->group == 2)
+    memcpy(to, &half, sizeof half);
+  else
+    memcpy(to, &whole, sizeof whole);
+}
+
+int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed) {
+  size_t taps = (size_t)layer->rows * layer->columns, depth = taps * layer->in_channels, block = layer->block;
+  size_t words = (layer->in_channels + layer->group - 1) / layer->group, steps = taps * words, element = 4 / layer->group;
+  size_t per_group = layer->out_channels / layer->groups, blocks = (per_group + block - 1) / block;
+  size_t bytes = layer->integers ? 1 : 2;
+  int status = check_all(w, layer->out_channels * depth, packed, layer->packed, bytes);
+  if (status != IM2WIN_OK) return status;
+  memset(packed, 0, layer->packed * bytes);
+  for (size_t own = 0; own < layer->groups * blocks; own++) {
+    size_t inside = own % blocks * block, first = own / blocks * per_group + (inside + block > per_group ? per_group - block : inside);
+    unsigned char *start = (unsigned char *)packed + own * (steps + (layer->integers != 0)) * block * 4;
+    for (size_t j = 0; j < block; j++) {
+      size_t from = (first + j) * depth;
+      uint32_t sum = 0;
+      for (size_t c = 0; c < (size_t)layer->in_channels; c++)
+        for (size_t tap = 0; tap < taps; tap++, from++) {
+          size_t step = tap * words + c / layer->group, word = layer->rows_first ? j * steps + step : step * block + j;
+          store(layer, w, from, start + word * 4 + c % layer->group * element);
+          if (layer->integers) sum += (uint32_t)((const int8_t *)w)[from];
+        }
+      uint32_t offset = (uint32_t)-layer->shift * sum;
+      if (layer->integers) memcpy(start + (steps * block + j) * 4, &offset, sizeof offset);
     }
   }
   return IM2WIN_OK;

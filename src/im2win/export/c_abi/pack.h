@@ -1,4 +1,5 @@
-/* Packs filters for CPU kernels; the layouts are those of im2win/packing/cpu_blocked.py and im2win/packing/winograd.py. */
+/* Packs filters for CPU kernels; the layouts are those of im2win/packing/cpu_blocked.py, im2win/packing/winograd.py and
+   im2win/packing/cpu_dot.py. */
 #ifndef IM2WIN_PACK_H
 #define IM2WIN_PACK_H
 
@@ -20,9 +21,17 @@ typedef struct {
   const double *down, *across;
 } im2win_transformed;
 
-/* Both functions take w [out_channels, in_channels / groups, rows, columns], and return IM2WIN_OK, IM2WIN_NULL_POINTER,
+/* group: elements of a word of 32 bits; rows_first: whether a block is [block][steps] instead of [steps][block]; integers: whether filters
+   are int8, with offsets behind them, or bfloat16; shift: what the offsets take off every input. */
+typedef struct {
+  int out_channels, in_channels, rows, columns, groups, block, group, rows_first, integers, shift;
+  size_t packed;
+} im2win_dot;
+
+/* All functions take w [out_channels, in_channels / groups, rows, columns], and return IM2WIN_OK, IM2WIN_NULL_POINTER,
    IM2WIN_MISALIGNED or IM2WIN_OVERLAP. The field in_channels counts those of a group. */
 int im2win_pack_1_windows(const im2win_windows *layer, const float *w, float *packed);
 int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, float *packed);
+int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed);
 
 #endif

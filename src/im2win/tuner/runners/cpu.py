@@ -1,7 +1,8 @@
 """Worker process that measures on a CPU: it checks a kernel against the float64 reference before it times it.
 
-A kernel writes into a buffer full of NaN between two guard zones. It is wrong if an element is still NaN or exceeds the tolerance, or if a
-guard zone or an input changed. It is checked again after timing, to find intermittent errors.
+A kernel writes into a buffer full of NaN between two guard zones; integer outputs are checked twice, over two numbers. It is wrong if an
+element is still as before or exceeds the tolerance, or if a guard zone or an input changed. It is checked again after timing, to find
+intermittent errors.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from typing import Any
 import numpy as np
 
 from im2win.common.worker_pool import serve
-from im2win.numerics.reference import random_tensors, reference
+from im2win.numerics.reference import reference, typed_tensors
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.libraries import load_kernel
-from im2win.runtime.tensors import aligned
+from im2win.runtime.tensors import aligned, argument
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL
 
-GUARD = 4096  # float32 elements on either side of the output
+GUARD = 4096  # elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
 COLD_S, WARM_S = 0.5, 0.02  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
@@ -94,11 +96,14 @@ class Bench:
 
     def __init__(self, conv: Conv2d, seed: int, folder: Path | None = None) -> None:
         self.conv, self.seed = conv, seed
-        self.inputs = {name: aligned(tensor) for name, tensor in random_tensors(conv, seed).items()}
+        self.inputs = {name: aligned(tensor) for name, tensor in typed_tensors(conv, seed).items()}
         self.expected = self._expected(folder)
         self.scale = float(np.max(np.abs(self.expected))) or 1.0
         self.sums = {name: tensor.copy() for name, tensor in self.inputs.items() if name in ("data", "residual")}
-        self.guarded = aligned(np.full(self.expected.size + 2 * GUARD, GUARD_VALUE, np.float32))
+        element = ELEMENT_TYPES[conv.out_dtype]
+        self.poisons = element.poisons
+        self.guard_value = np.array(GUARD_VALUE if element.guard is None else element.guard).astype(conv.out_dtype)
+        self.guarded = aligned(np.full(self.expected.size + 2 * GUARD, self.guard_value, conv.out_dtype))
         self.output = self.guarded[GUARD:-GUARD].reshape(conv.output_shape)
 
     def _expected(self, folder: Path | None) -> Any:
@@ -106,7 +111,7 @@ class Bench:
         path = None if folder is None else folder / f"expected-{self.conv}-{self.seed}.npy"
         if path is not None and path.exists():
             return np.load(path)
-        given = {"bias": self.inputs.get("bias"), "residual": self.inputs.get("residual")}
+        given = {name: self.inputs.get(name) for name in ("bias", "residual", "scale")}
         expected = np.ascontiguousarray(reference(self.conv, self.inputs["data"], self.inputs["filter"], **given))
         if path is not None:
             partial = path.with_suffix(".partial.npy")
@@ -118,7 +123,9 @@ class Bench:
     def error(self) -> float:
         """As `numerics.reference.error`, of the output, in one pass over memory."""
         y, expected = self.output.reshape(-1), self.expected.reshape(-1)
-        worst = [np.max(np.abs(y[at : at + BLOCK] - expected[at : at + BLOCK])) for at in range(0, y.size, BLOCK)]
+        wide = np.float32 if y.dtype == np.float32 else np.float64
+        places = range(0, y.size, BLOCK)
+        worst = [np.max(np.abs(y[at : at + BLOCK].astype(wide, copy=False) - expected[at : at + BLOCK])) for at in places]
         return float(np.max(worst)) / self.scale  # NaN if any is
 
 
@@ -126,14 +133,12 @@ class Kernel:
     """A loaded candidate with its arguments."""
 
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
-        import tvm_ffi
-
         conv, pack, inputs = bench.conv, candidate.pack, dict(bench.inputs)
         inputs["filter"] = aligned(pack.filter(conv, inputs["filter"]))
         if conv.bias:
             inputs["bias"] = aligned(pack.bias(conv, inputs["bias"]))
         self._arrays = [*inputs.values(), bench.output]
-        self._arguments = [tvm_ffi.from_dlpack(array) for array in self._arrays]
+        self._arguments = [argument(array) for array in self._arrays]
         self._module = load_kernel(candidate.path)
         self._function = self._module[SYMBOL]
 
@@ -144,9 +149,9 @@ class Kernel:
 def check(bench: Bench) -> tuple[str, float | None]:
     """Checks the output in the bench's buffer. Returns what is wrong ("" if nothing) and the error, None if it is not a number."""
     guards = (bench.guarded[:GUARD], bench.guarded[-GUARD:])
-    if not all(np.all(guard == GUARD_VALUE) for guard in guards):
+    if not all(np.all(guard == bench.guard_value) for guard in guards):
         for guard in guards:
-            guard[...] = GUARD_VALUE
+            guard[...] = bench.guard_value
         return "wrote outside its output", None
     for name, tensor in bench.sums.items():
         if not np.array_equal(bench.inputs[name], tensor):
@@ -154,17 +159,22 @@ def check(bench: Bench) -> tuple[str, float | None]:
             return f"wrote into its input {name}", None
     measured = bench.error()
     if not measured <= tolerance(bench.conv):  # also true of NaN
-        count = int(np.isnan(bench.output).sum())
+        count = 0 if ELEMENT_TYPES[bench.conv.out_dtype].integer else int(np.isnan(bench.output).sum())
         what = f"{count} elements of {bench.output.size} are NaN" if count else f"error {measured:.2e} exceeds {tolerance(bench.conv):.2e}"
         return what, None if count else measured
     return "", measured
 
 
 def verify(bench: Bench, kernel: Kernel) -> tuple[str, float | None]:
-    """Runs a kernel once on poisoned output and checks it."""
-    bench.output[...] = np.nan
-    kernel()
-    return check(bench)
+    """Runs a kernel on poisoned output and checks it, once for every poison."""
+    message, measured = "", None
+    for poison in bench.poisons:
+        bench.output[...] = poison
+        kernel()
+        message, measured = check(bench)
+        if message:
+            break
+    return message, measured
 
 
 def _sample(kernel: Kernel, calls: int) -> float:

@@ -34,9 +34,22 @@ struct Aligned {
   void FreeData(DLTensor* tensor) { std::free(tensor->data); }
 };
 
-// An uninitialised float32 tensor on the CPU.
-inline tvm::ffi::Tensor empty(const Shape& shape) {
-  return tvm::ffi::Tensor::FromNDAlloc(Aligned(), tvm::ffi::Shape(shape), DLDataType{kDLFloat, 32, 1}, DLDevice{kDLCPU, 0});
+constexpr DLDataType kFloat32{kDLFloat, 32, 1};
+
+// An uninitialised tensor on the CPU.
+inline tvm::ffi::Tensor empty(const Shape& shape, DLDataType dtype = kFloat32) {
+  return tvm::ffi::Tensor::FromNDAlloc(Aligned(), tvm::ffi::Shape(shape), dtype, DLDevice{kDLCPU, 0});
+}
+
+// The element type of that name.
+inline DLDataType element_type(const std::string& name) {
+  if (name == "bfloat16") return {kDLBfloat, 16, 1};
+  if (name == "float16") return {kDLFloat, 16, 1};
+  if (name == "int8") return {kDLInt, 8, 1};
+  if (name == "uint8") return {kDLUInt, 8, 1};
+  if (name == "int32") return {kDLInt, 32, 1};
+  if (name == "float32") return kFloat32;
+  throw std::runtime_error("im2win: `dtype` (=" + name + ") must be float32, float16, bfloat16, int8, uint8 or int32.");
 }
 
 // Thread-safe: calls share nothing but the code and the filters.
@@ -64,14 +77,15 @@ class Layer {
       Argument argument;
       if (word == "packed") packed.push_back(arguments_.size());
       words >> argument.name >> word;
+      argument.dtype = element_type(word);
       for (int64_t extent; words >> extent;) argument.shape.push_back(extent);
       arguments_.push_back(argument);
     }
     if (arguments_.size() < 3 || !lines) throw std::runtime_error(path + ": truncated.");
     size_t at = static_cast<size_t>(lines.tellg());
     for (size_t place : packed) {
-      arguments_[place].packed = empty(arguments_[place].shape);
-      const size_t bytes = arguments_[place].packed.numel() * sizeof(float);
+      arguments_[place].packed = empty(arguments_[place].shape, arguments_[place].dtype);
+      const size_t bytes = arguments_[place].packed.numel() * (arguments_[place].dtype.bits / 8);
       at = (at + 63) / 64 * 64;
       if (content.size() < at + bytes) throw std::runtime_error(path + ": truncated.");
       content.copy(static_cast<char*>(arguments_[place].packed.data_ptr()), bytes, at);
@@ -85,9 +99,11 @@ class Layer {
 
   const Shape& input_shape() const { return arguments_.front().shape; }
   const Shape& output_shape() const { return arguments_.back().shape; }
+  DLDataType input_type() const { return arguments_.front().dtype; }
+  DLDataType output_type() const { return arguments_.back().dtype; }
   bool adds_residual() const { return arguments_[arguments_.size() - 2].name == "residual"; }
 
-  // y = the convolution of x. Tensors are float32, dense, on the CPU; y must not overlap x. Throws tvm::ffi::Error for other tensors.
+  // y = the convolution of x. Tensors are of the layer's types, dense, on the CPU; y must not overlap x. Throws tvm::ffi::Error for other tensors.
   void operator()(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView& y) const { call(x, nullptr, y); }
 
   // The same with a residual of y's shape, for layers that add one.
@@ -99,11 +115,12 @@ class Layer {
   struct Argument {
     std::string name;
     Shape shape;
+    DLDataType dtype;
     tvm::ffi::Tensor packed;
   };
 
   void call(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView* residual, const tvm::ffi::TensorView& y) const {
-    tvm::ffi::AnyView given[5];
+    tvm::ffi::AnyView given[6];
     int count = 0;
     for (const Argument& argument : arguments_) {
       if (argument.packed.defined()) {

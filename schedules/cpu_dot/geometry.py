@@ -1,0 +1,134 @@
+"""Where the input of a block of output rows lies in its copy, and how register tiles sweep over it.
+
+The copy has words of neighbouring channels, and zeros around the input. Kernels of one row or column read only every stride-th row or
+column, and only these are copied.
+
+With axis "windows" it is [word of channels][row phase][column phase][row][column]: of a layer with stride s, the rows y with the same y % s
+lie together, and so do columns. Neighbouring windows then read neighbouring words, and the windows of a row block are one line: those of
+the next row follow behind the columns that only the last windows of a row read. A register tile may cross the end of a row. Sums at places
+that are no window are dropped.
+
+With the other axes it is [row][column][word]. The windows of a row block are one line in the same way if the stride is 1; else each output
+row is a line of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from im2win.common.caching import derived
+from im2win.schedules.cpu_dot.instructions import TILE_WORDS
+from im2win.schedules.cpu_dot.tile import DotTile
+from im2win.spec.conv2d import Conv2d
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The copy and the lines of a problem's row block with a tile. Pairs are (rows, columns)."""
+
+    conv: Conv2d
+    tile: DotTile
+
+    @derived
+    def words(self) -> int:
+        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise"."""
+        return self.tile.block if self.tile.axis == "depthwise" else self.tile.pack.words(self.conv)
+
+    @derived
+    def steps(self) -> tuple[int, int]:
+        """Distance of copied rows and columns in the input."""
+        return tuple(s if k == 1 else 1 for s, k in zip(self.conv.stride, self.conv.kernel, strict=True))  # type: ignore[return-value]
+
+    @derived
+    def strides(self) -> tuple[int, int]:
+        """Strides in the copy."""
+        return tuple(s // step for s, step in zip(self.conv.stride, self.steps, strict=True))  # type: ignore[return-value]
+
+    @derived
+    def cycles(self) -> tuple[int, int]:
+        """Rows and columns that are told apart by their phase: the strides with axis "windows", else 1."""
+        return self.strides if self.tile.axis == "windows" else (1, 1)
+
+    @derived
+    def phases(self) -> tuple[int, int]:
+        """Phases that taps read."""
+        return tuple(c // math.gcd(d, c) for c, d in zip(self.cycles, self.conv.dilation, strict=True))  # type: ignore[return-value]
+
+    def phase(self, axis: int, tap: Any) -> Any:
+        """The place of a tap's phase among those that are copied."""
+        cycle = self.cycles[axis]
+        return tap * self.conv.dilation[axis] % cycle // (cycle // self.phases[axis]) if self.phases[axis] > 1 else 0
+
+    def first(self, axis: int, place: int) -> int:
+        """The first row or column, in the copy before it is parted, of the phase at a place."""
+        return place * (self.cycles[axis] // self.phases[axis])
+
+    def offset(self, axis: int, tap: Any) -> Any:
+        """Rows or columns from a window to what a tap reads, inside its phase."""
+        return tap * self.conv.dilation[axis] // self.cycles[axis] if self.cycles[axis] > 1 else tap * self.conv.dilation[axis]
+
+    @derived
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of a phase of the copy."""
+        outputs = self.tile.row_block, self.conv.output_size[1]
+        between = (s // c for s, c in zip(self.strides, self.cycles, strict=True))
+        last = (self.offset(axis, self.conv.kernel[axis] - 1) for axis in (0, 1))
+        rows, cols = ((n - 1) * s + int(reach) + 1 for n, s, reach in zip(outputs, between, last, strict=True))
+        return rows, cols
+
+    @derived
+    def flat(self) -> bool:
+        """Whether the windows of a row block are one line."""
+        return self.tile.axis == "windows" or self.strides == (1, 1)
+
+    @derived
+    def lines(self) -> int:
+        """Lines of a row block."""
+        return 1 if self.flat else self.tile.row_block
+
+    @derived
+    def pitch(self) -> int:
+        """Places of a line from one output row to the next."""
+        return self.size[1] if self.flat else self.conv.output_size[1]
+
+    @derived
+    def line(self) -> int:
+        """Places of a line."""
+        return (self.tile.row_block - 1) * self.pitch + self.conv.output_size[1] if self.flat else self.conv.output_size[1]
+
+    @derived
+    def tiles(self) -> int:
+        """Register tiles of a line; the last one is the last places, some of which the tile before has as well."""
+        return -(-self.line // self.tile.windows)
+
+    @derived
+    def plane(self) -> int:
+        """Words of a phase of the copy, of one word of channels with axis "windows"."""
+        return math.prod(self.size) * (1 if self.tile.axis == "windows" else self.words)
+
+    @derived
+    def copied(self) -> int:
+        """Words of the copy, with those that a register tile wider than its line reads."""
+        if self.tile.axis != "windows":
+            return self.plane
+        return self.words * math.prod(self.phases) * self.plane + max(self.tile.windows - self.line, 0)
+
+    @derived
+    def chunk(self) -> int:
+        """Words of a row of an AMX tile of inputs or filters: the most that divide the steps of the sum that lie side by side."""
+        run = self.run
+        return max(words for words in range(1, TILE_WORDS + 1) if run % words == 0)
+
+    @derived
+    def over_columns(self) -> bool:
+        """Whether the steps that lie side by side include those of a kernel's row."""
+        if self.tile.axis == "windows":
+            return self.words == 1 and self.phases[1] == 1
+        return self.conv.dilation[1] == 1 or self.conv.kernel[1] == 1
+
+    @derived
+    def run(self) -> int:
+        """Steps of the sum that lie side by side, or at one distance."""
+        return self.words * (self.conv.kernel[1] if self.over_columns else 1)

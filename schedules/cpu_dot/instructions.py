@@ -1,0 +1,123 @@
+"""The table of instructions that multiply int8 and bfloat16 on CPUs, one row each.
+
+All of them take words of 32 bits: elements of neighbouring input channels, whose products with a filter's word they add to a sum of 32
+bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from im2win.device.cpu import Machine
+
+Expr = Any
+
+SHIFT = 128  # added to int8 inputs of instructions that take unsigned ones
+TILE_ROWS, TILE_WORDS, TILES = 16, 16, 8  # of AMX: rows of a tile, words of a row, tile registers
+_BITS = {16: 512, 8: 256, 4: 128}  # of a vector, by words
+_MADD = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A row of the table.
+
+    Attributes:
+        dtypes: element types of inputs that it multiplies.
+        group: elements of a word.
+        staged: the type that inputs are converted to when they are copied.
+        lanes: words of its vectors.
+        features: by lanes, the features of a `Machine` of which it needs one; none where it needs none of them.
+        shift: added to elements of int8.
+        per_cycle: vectors (for AMX: tiles of 16 rows) that a core begins in a cycle.
+        title: what it is.
+    """
+
+    name: str
+    title: str
+    dtypes: tuple[str, ...]
+    group: int
+    staged: str
+    lanes: tuple[int, ...]
+    features: tuple[str, ...] = ()
+    shift: int = 0
+    per_cycle: float = 2.0
+
+    @property
+    def tiles(self) -> bool:
+        """Whether it multiplies AMX tiles."""
+        return self.name == "amx"
+
+    @property
+    def sums(self) -> str:
+        """The type of its sums."""
+        return "int32" if "int8" in self.dtypes else "float32"
+
+    def missing(self, machine: Machine, lanes: int) -> str:
+        """The features of which a machine would need one for it; "" if it has what it needs."""
+        needed = self.features
+        if self.name == "vnni" and lanes == 16:
+            needed = ("avx512vnni",)
+        if self.name == "madd" and lanes > 4 and machine.isa not in ("avx2", "avx512f"):
+            return "avx2"
+        if self.name == "madd" and machine.isa in ("asimd", "neon", ""):
+            return "sse2"
+        return "" if not needed or set(needed) & set(machine.features) else " or ".join(needed)
+
+
+INSTRUCTIONS: tuple[Instruction, ...] = (
+    Instruction(
+        "amx", "tdpbssd, tdpbusd, tdpbsud: tiles of 16 x 64 bytes", ("int8", "uint8"), 4, "uint8", (16,), ("amx-int8",), per_cycle=1 / 16,
+    ),
+    Instruction(
+        "vnni", "vpdpbusd: four products and three additions in int32", ("int8", "uint8"), 4, "uint8", (16, 8, 4),
+        ("avx512vnni", "avxvnni"), SHIFT,
+    ),
+    Instruction("madd", "vpmaddwd on int16, and an addition", ("int8", "uint8"), 2, "int16", (16, 8, 4), per_cycle=1.0),
+    Instruction("mul", "products in int32", ("int8", "uint8"), 1, "int32", (16, 8, 4, 2, 1), per_cycle=0.67),
+    Instruction("amx", "tdpbf16ps: tiles of 16 x 32 bfloat16", ("bfloat16",), 2, "uint16", (16,), ("amx-bf16",), per_cycle=1 / 16),
+    Instruction("dpbf16", "vdpbf16ps: two products in float32", ("bfloat16",), 2, "uint16", (16, 8, 4), ("avx512bf16",), per_cycle=1.0),
+    Instruction("fma", "fused multiply-adds of float32", ("bfloat16",), 1, "float32", (16, 8, 4, 2, 1)),
+)  # fmt: skip
+NAMES = tuple(dict.fromkeys(one.name for one in INSTRUCTIONS))
+
+
+def instruction(name: str, dtype: str) -> Instruction | None:
+    """The instruction of that name for inputs of a type; None if there is none."""
+    return next((one for one in INSTRUCTIONS if one.name == name and dtype in one.dtypes), None)
+
+
+def multiplied(one: Instruction, total: Expr, data: Expr, taps: Expr, lanes: int) -> Expr:
+    """A vector of sums plus the products of a vector of input words and one of filter words.
+
+    Args:
+        data, taps: in the type `staged`, `lanes` words each.
+    """
+    if one.name == "vnni":
+        words = [tirx.reinterpret(f"int8x{4 * lanes}", value) for value in (data, taps)]
+        return tirx.call_llvm_pure_intrin(f"int32x{lanes}", f"llvm.x86.avx512.vpdpbusd.{_BITS[lanes]}", total, *words)
+    if one.name == "madd":
+        return total + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _MADD[lanes], data, taps)
+    if one.name == "dpbf16":
+        return tirx.call_extern(f"float32x{lanes}", f"im2win_dpbf16_{lanes}", total, data, taps)
+    return total + data * taps
+
+
+def definitions(one: Instruction, lanes: int) -> str:
+    """LLVM code of functions that `multiplied` calls; "" if it calls none. TVM has no vectors of bfloat16 for its intrinsics."""
+    if one.name != "dpbf16":
+        return ""
+    sums, words, halves = f"<{lanes} x float>", f"<{2 * lanes} x i16>", f"<{2 * lanes} x bfloat>"
+    intrinsic = f"@llvm.x86.avx512bf16.dpbf16ps.{_BITS[lanes]}"
+    return f"""
+declare {sums} {intrinsic}({sums}, {halves}, {halves})
+define {sums} @im2win_dpbf16_{lanes}({sums} %s, {words} %x, {words} %w) alwaysinline nounwind {{
+  %a = bitcast {words} %x to {halves}
+  %b = bitcast {words} %w to {halves}
+  %r = call {sums} {intrinsic}({sums} %s, {halves} %a, {halves} %b)
+  ret {sums} %r
+}}
+"""

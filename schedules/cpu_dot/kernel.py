@@ -1,0 +1,279 @@
+"""int8, uint8 and bfloat16 on CPUs: dot products of words of channels.
+
+parallel (channel pass, n, block of output rows)
+    copy = input rows in words, zeros around them          # level-1 or level-2 cache
+    for channel block in pass
+        for register tile of windows
+            sums = 0                                        # registers
+            for u, v, word: sums += dot(copy, filter)
+            out = epilogue(sums + offsets)                  # by way of a buffer of sums, in level-1 cache
+
+The epilogue of AMX tiles follows the product of the next ones, so that neither waits for the other.
+
+With axis "windows" the epilogue follows when all windows of the row block have their sums, since register tiles cross the ends of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.compute.dot_product import bits_widened, finished, scaled
+from im2win.schedules.cpu_dot import vectors
+from im2win.schedules.cpu_dot.geometry import Geometry
+from im2win.schedules.cpu_dot.instructions import Instruction, definitions, instruction
+from im2win.schedules.cpu_dot.product import PERMISSION, Product, configure, release
+from im2win.schedules.cpu_dot.stage import Copy
+from im2win.schedules.cpu_dot.tile import DotTile
+from im2win.schedules.cpu_dot.vectors import clamped, load
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
+
+Expr = Any
+
+
+def module(conv: Conv2d, tile: DotTile, name: str) -> tvm.IRModule:
+    """The kernel of a legal tile as a module with one function."""
+    one = instruction(tile.instruction, conv.dtype)
+    assert one is not None
+    function = _Kernel(conv, tile, one).function(name)
+    code = definitions(one, tile.lanes) + (PERMISSION if one.tiles else "")
+    if code:
+        text = tvm.ir.StringImm(code)
+        function = function.with_body(tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", text, function.body))
+    return tvm.IRModule({name: function})
+
+
+def held_bytes(conv: Conv2d, tile: DotTile) -> int:
+    """Bytes that packed filters take beyond the filters."""
+    packed = math.prod(tile.pack.shape(conv)) * conv.itemsize
+    return max(packed - math.prod(conv.filter_shape) * conv.itemsize, 0)
+
+
+class _Kernel:
+    """Emits the kernel of a problem with a tile."""
+
+    def __init__(self, conv: Conv2d, tile: DotTile, one: Instruction) -> None:
+        self.conv, self.tile, self.one = conv, tile, one
+        self.geometry, self.pack = Geometry(conv, tile), tile.pack
+        self.sums = one.sums
+        self.per_group = self.pack.blocks_per_group(conv)
+        self.group_channels = self.pack.single_group(conv).out_channels // self.pack.single_group(conv).groups
+        self.stored = 4 // conv.itemsize
+        self.block_words = (self.pack.steps(conv) + (self.sums == "int32")) * tile.block
+
+    def function(self, name: str) -> Any:
+        """The function over the tensors of `conv.arguments`."""
+        conv = self.conv
+        shapes = {
+            "data": conv.input_shape, "filter": self.pack.shape(conv), "bias": (conv.out_channels,), "scale": (conv.out_channels,),
+            "residual": conv.output_shape, "output": conv.output_shape,
+        }  # fmt: skip
+        with IRBuilder() as builder, T.prim_func(s_tir=False):
+            T.func_name(name)
+            T.func_attr({"global_symbol": name, "tirx.noalias": True})
+            self.tensors = {}
+            given = {key: T.arg(key, T.buffer(shapes[key], conv.dtypes[key])) for key in conv.arguments}
+            for key, buffer in given.items():
+                dtype = conv.dtypes[key]
+                bits = "uint16" if dtype == "bfloat16" and key in ("data", "filter", "bias") else dtype
+                self.tensors[key] = vectors.flat(buffer, math.prod(shapes[key]), bits, ELEMENT_TYPES[dtype].itemsize)
+            self._body()
+        return builder.get()
+
+    def _body(self) -> None:
+        conv, tile = self.conv, self.tile
+        out_h = conv.output_size[0]
+        row_blocks, passes = -(-out_h // tile.row_block), self.pack.blocks(conv) // tile.pass_blocks
+        if self.one.tiles:
+            T.evaluate(tirx.call_extern("void", "im2win_amx"))
+        with T.parallel(passes * conv.batch * row_blocks) as item:
+            n = T.bind(item // row_blocks % conv.batch)
+            first_row = T.bind(clamped(item % row_blocks, tile.row_block, row_blocks, out_h))
+            first_block = T.bind(item // (row_blocks * conv.batch) * tile.pass_blocks)
+            if self.one.tiles:
+                configure(self.geometry)
+            self._step(n, first_row, first_block)
+            if self.one.tiles:
+                release()
+
+    def _step(self, n: Expr, first_row: Expr, first_block: Expr) -> None:
+        """A parallel step."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        copy = T.alloc_buffer((geometry.copied * self.one.group,), self.one.staged)
+        copier = Copy(geometry, self.one, self.tensors["data"], copy)
+        self.held = T.alloc_buffer((self._held_sums(),), self.sums)
+        if self.one.tiles:  # TVM would let the sums have the copy's memory where that is not read again, but cannot type their address
+            T.buffer_store(self.held, tirx.const(0, self.sums), [0])
+        self.product = Product(geometry, self.one, copy, self.tensors["filter"], self.held)
+        if tile.axis == "depthwise":
+            with T.serial(tile.pass_blocks) as b:
+                channel = T.bind(self._channel(first_block + b))
+                copier.emit(n, first_row, channel)
+                self._block(n, first_row, first_block + b, channel)
+            return
+        whole_groups = max(tile.pass_blocks // self.per_group, 1)
+        with T.serial(whole_groups) as g:
+            group = T.bind(first_block // self.per_group + g)
+            copier.emit(n, first_row, group * (conv.in_channels // conv.groups))
+            with T.serial(min(tile.pass_blocks, self.per_group)) as b:
+                block = T.bind(first_block + g * self.per_group + b)
+                self._block(n, first_row, block, T.bind(self._channel(block)))
+
+    def _channel(self, block: Expr) -> Expr:
+        """The first output channel of a block."""
+        inside = clamped(block % self.per_group, self.tile.block, self.per_group, self.group_channels)
+        return block // self.per_group * self.group_channels + inside
+
+    def _held_sums(self) -> int:
+        """Elements of the buffer of sums."""
+        if self.tile.axis == "windows":
+            return self.tile.block * self._line()
+        return self.tile.block * self.tile.windows * (2 if self.one.tiles else 1)
+
+    def _line(self) -> int:
+        """Places of a line of sums with axis "windows"."""
+        return max(self.geometry.line, self.tile.windows)
+
+    def _block(self, n: Expr, first_row: Expr, block: Expr, channel: Expr) -> None:
+        """The products and the epilogue of a channel block."""
+        geometry, tile = self.geometry, self.tile
+        words = T.bind(block * self.block_words)
+        if tile.axis == "windows":
+            with T.serial(geometry.tiles) as t:
+                place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
+                self.product.emit(place, words, place, self._line())
+            self._write_lines(n, first_row, words, channel)
+            return
+        count = geometry.lines * geometry.tiles
+        known = self._numbers_of_block(words, channel)
+        if not self.one.tiles or count == 1:
+            with T.serial(count) as i:
+                self._multiply(i, words, tirx.const(0, "int32"))
+                self._write_tile(n, first_row, i, channel, known)
+            return
+        size = tile.block * tile.windows
+        with T.serial(count) as i:
+            self._multiply(i, words, T.bind(i % 2 * size))
+            with T.If(i > 0), T.Then():
+                self._write_tile(n, first_row, i - 1, channel, known, T.bind((i + 1) % 2 * size))
+        self._write_tile(n, first_row, tirx.const(count - 1, "int32"), channel, known, tirx.const((count - 1) % 2 * size, "int32"))
+
+    def _place(self, index: Expr) -> tuple[Expr, Expr]:
+        """(line of the row block, first place in it) of a register tile."""
+        geometry = self.geometry
+        line, t = (0, index) if geometry.lines == 1 else (index // geometry.tiles, index % geometry.tiles)
+        return line, T.bind(clamped(t, self.tile.windows, geometry.tiles, geometry.line))
+
+    def _multiply(self, index: Expr, words: Expr, sums: Expr) -> None:
+        """The product of a register tile of windows with their channels side by side."""
+        geometry = self.geometry
+        line, place = self._place(index)
+        row = line * (geometry.strides[0] * geometry.size[1] * geometry.words)
+        self.product.emit(T.bind(row + place * (geometry.strides[1] * geometry.words)), words, sums, self.tile.block)
+
+    # --- the epilogue
+
+    def _finish(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr]) -> None:
+        """Stores `width` neighbouring outputs from `at` on.
+
+        Args:
+            sums: of the first one. number: name -> vector of offsets, biases or scales, in the type that they are used in.
+        """
+        conv, tensors = self.conv, self.tensors
+        total = load(self.held, sums, width)
+        if self.sums == "int32":
+            total = total + number("offset")
+        if conv.bias:
+            total = total + number("bias")
+        if conv.requantised:
+            total = scaled(total, number("scale"), width)
+        values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
+        vectors.store(values, 0, total, width)
+
+        def value(lane: Expr) -> Expr:
+            return finished(conv, values[lane], tensors["residual"][at + lane] if conv.residual else None)
+
+        if width == 1:
+            T.buffer_store(tensors["output"], value(tirx.const(0, "int32")), [at])
+            return
+        with T.vectorized(width) as lane:
+            T.buffer_store(tensors["output"], value(lane), [at + lane])
+
+    def _offset(self, words: Expr, channel: Expr) -> Expr:
+        """The offset behind a block's filters, of a channel in the block."""
+        first = (words + self.pack.steps(self.conv) * self.tile.block + channel) * self.stored
+        return tirx.reinterpret("int32", load(self.tensors["filter"], first, self.stored))
+
+    def _per_channel(self) -> list[str]:
+        """Arguments with a number for every output channel."""
+        return [name for name in ("bias", "scale") if name in self.tensors]
+
+    def _numbers(self, name: str, first: Expr, lanes: int) -> Expr:
+        """A vector of biases or scales of neighbouring channels, in the type that they are used in."""
+        value = load(self.tensors[name], first, lanes)
+        return value if self.sums == "int32" else bits_widened(value, lanes)
+
+    def _numbers_of_block(self, words: Expr, channel: Expr) -> dict[tuple[str, int], Expr]:
+        """Vectors of the offsets, biases and scales of a block's channels, which lie side by side, by (name, vector)."""
+        conv, tile, lanes = self.conv, self.tile, self.tile.lanes
+        known: dict[tuple[str, int], Expr] = {}
+        for j in range(tile.vectors):
+            if self.sums == "int32":
+                first = (words + (self.pack.steps(conv) * tile.block + j * lanes)) * self.stored
+                value = load(self.tensors["filter"], first, lanes * self.stored)
+                known["offset", j] = T.bind(tirx.reinterpret(vectors.typed("int32", lanes), value))
+            for name in self._per_channel():
+                known[name, j] = T.bind(self._numbers(name, channel + j * lanes, lanes))
+        return known
+
+    def _write_tile(
+        self, n: Expr, first_row: Expr, index: Expr, channel: Expr, known: dict[tuple[str, int], Expr], sums: Expr = 0
+    ) -> None:
+        """The epilogue of a register tile of windows with their channels side by side, whose sums begin at an element of the buffer."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        (out_h, out_w), lanes = conv.output_size, tile.lanes
+        line, place = self._place(index)
+        row = first_row + line
+        with T.serial(tile.windows) as i:
+
+            def write(m: Expr, x: Expr) -> None:
+                at = T.bind(((n * out_h + m) * out_w + x) * conv.out_channels + channel)
+                for j in range(tile.vectors):
+                    numbers = {name: value for (name, vector), value in known.items() if vector == j}
+                    self._finish(lanes, at + j * lanes, sums + (i * tile.block + j * lanes), numbers.__getitem__)
+
+            if not geometry.flat or geometry.pitch == out_w:
+                write(row, place + i)
+                return
+            across = T.bind(place + i)
+            down = T.bind(across // geometry.pitch)
+            x = T.bind(across - down * geometry.pitch)
+            with T.If(x < out_w), T.Then():
+                write(row + down, x)
+
+    def _write_lines(self, n: Expr, first_row: Expr, words: Expr, channel: Expr) -> None:
+        """The epilogue of all windows of the row block, of one channel after the other."""
+        conv, tile, geometry = self.conv, self.tile, self.geometry
+        out_h, out_w = conv.output_size
+        whole = geometry.pitch == out_w  # rows follow one another
+        rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
+        with T.serial(tile.block) as c:
+            known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
+            if self.sums == "int32":
+                known["offset"] = T.bind(self._offset(words, c))
+            plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
+            with T.serial(rows) as r:
+                vectors.sweep(
+                    run, tile.lanes,
+                    lambda x, width: self._finish(
+                        width, plane + (r * out_w + x), c * self._line() + (r * geometry.pitch + x),
+                        lambda name: vectors.splat(known[name], width),
+                    ),
+                )  # fmt: skip

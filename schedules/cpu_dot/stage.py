@@ -1,0 +1,222 @@
+"""Copies the input rows of a block of output rows into words of neighbouring channels, with zeros around them (see `geometry`).
+
+What stands for zero is the layer's zero point. Instructions that multiply unsigned bytes get int8 inputs plus 128; the offsets behind the
+packed filters take that off again. Elements are converted to the type that the instruction multiplies.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.schedules.cpu_dot import vectors
+from im2win.schedules.cpu_dot.geometry import Geometry
+from im2win.schedules.cpu_dot.instructions import Instruction
+from im2win.schedules.cpu_dot.vectors import constant, load, splat, store, typed
+
+Expr = Any
+
+WIDTH = {"uint8": 64, "int16": 32, "uint16": 32, "int32": 16, "float32": 16}  # elements of the vectors that are copied
+PIXELS = 16  # neighbouring pixels that are copied at a time from planes, or of few channels
+MOST_EXPANDED = 4  # elements of such a pixel in the copy
+
+
+class Copy:
+    """Emits the copy of a row block of one group, or with axis "depthwise" of one channel block.
+
+    Args:
+        data: the kernel's input as a flat buffer. copy: the buffer for the copy, of `Geometry.copied` words.
+    """
+
+    def __init__(self, geometry: Geometry, one: Instruction, data: Any, copy: Any) -> None:
+        self._geometry, self._one, self._data, self._copy = geometry, one, data, copy
+        self._conv, self._group, self._staged = geometry.conv, one.group, one.staged
+        shift = one.shift if self._conv.dtype == "int8" else 0
+        self._fill = self._conv.zero_point + shift
+
+    def emit(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
+        """Emits the copy for the output rows from `first_row` on; `first_channel` of the input is the first one that is copied."""
+        copy = self._planes if self._geometry.tile.axis == "windows" else self._pixels
+        copy(n, first_row, first_channel)
+
+    # --- what all axes share
+
+    def _given(self, at: Expr, lanes: int) -> Expr:
+        """A vector of neighbouring elements of the input; of bfloat16 their bits."""
+        return load(self._data, at, lanes)
+
+    def _converted(self, value: Expr, lanes: int) -> Expr:
+        """Elements of the input in the type that is staged."""
+        dtype, staged = self._conv.dtype, self._staged
+        if staged == "float32":
+            return tirx.reinterpret(typed("float32", lanes), value.astype(typed("uint32", lanes)) << constant(16, "uint32", lanes))
+        if dtype == "bfloat16":
+            return value
+        if staged != "uint8":
+            return value.astype(typed(staged, lanes))
+        bits = tirx.reinterpret(typed("uint8", lanes), value) if dtype == "int8" else value
+        return bits ^ constant(128, "uint8", lanes) if dtype == "int8" and self._one.shift else bits
+
+    def _filled(self, lanes: int) -> Expr:
+        return constant(self._fill % 256 if self._staged == "uint8" else self._fill, self._staged, lanes)
+
+    def _fill_run(self, at: Expr, count: int) -> None:
+        """Fills `count` elements of the copy with what stands for zero."""
+        if count > 0:
+            vectors.sweep(count, WIDTH[self._staged], lambda first, width: store(self._copy, at + first, self._filled(width), width))
+
+    def _copy_run(self, at: Expr, source: Expr, count: int) -> None:
+        """Copies `count` neighbouring elements."""
+        vectors.sweep(
+            count, WIDTH[self._staged],
+            lambda first, width: store(self._copy, at + first, self._converted(self._given(source + first, width), width), width),
+        )  # fmt: skip
+
+    def _valid(self, axis: int, cycle: int, phase: int, size: int) -> tuple[int, int]:
+        """The copied columns (or rows of the whole image) of a phase, first and behind the last, that lie inside the input."""
+        extent, before = (self._conv.height, self._conv.width)[axis], self._conv.padding[axis]
+        step = self._geometry.steps[axis] * cycle
+        shift = phase * self._geometry.steps[axis] - before  # of place 0 in the input
+        first = min(max(-(shift // step), 0), size)
+        last = min(max(-((shift - extent) // step), first), size)
+        return first, last
+
+    def _inside(self, row: Expr, emit: Any, otherwise: Any) -> None:
+        """Emits one or the other, for whether a row of the input exists."""
+        if not any(self._conv.padding[::2]) and self._rows_suffice():
+            emit()
+            return
+        with T.If(tirx.all(row >= 0, row < self._conv.height)):
+            with T.Then():
+                emit()
+            with T.Else():
+                otherwise()
+
+    def _rows_suffice(self) -> bool:
+        """Whether every row that is copied exists, without padding: rows of a phase may be more than those that windows read."""
+        geometry, conv = self._geometry, self._conv
+        rows = (geometry.size[0] - 1) * geometry.cycles[0] + geometry.first(0, geometry.phases[0] - 1)
+        last = (conv.output_size[0] - geometry.tile.row_block) * conv.stride[0] + rows * geometry.steps[0]
+        return last < conv.height
+
+    # --- channels side by side in memory
+
+    def _pixels(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
+        geometry, conv = self._geometry, self._conv
+        rows, cols = geometry.size
+        elements = geometry.words * self._group
+        step = geometry.steps[1]
+        first, last = self._valid(1, 1, 0, cols)
+        with T.serial(rows) as r:
+            row = T.bind(first_row * conv.stride[0] - conv.padding[0] + r * geometry.steps[0])
+            at = T.bind(r * (cols * elements))
+
+            def copied() -> None:
+                self._fill_run(at, first * elements)
+                source = ((n * conv.height + row) * conv.width + (first * step - conv.padding[1])) * conv.in_channels + first_channel
+                self._copy_pixels(at + first * elements, T.bind(source), last - first, step * conv.in_channels)
+                self._fill_run(at + last * elements, (cols - last) * elements)
+
+            self._inside(row, copied, lambda: self._fill_run(at, cols * elements))
+
+    def _copy_pixels(self, at: Expr, source: Expr, count: int, distance: int) -> None:
+        """Copies `count` pixels of a row, `distance` elements apart in the input."""
+        geometry, conv, group = self._geometry, self._conv, self._group
+        if count <= 0:
+            return
+        channels, elements = conv.in_channels // conv.groups, geometry.words * group
+        if geometry.tile.axis == "depthwise":
+            with T.serial(count) as x:
+                vectors.sweep(
+                    geometry.words, geometry.tile.lanes,
+                    lambda c, w: self._spread(at + x * elements + c * group, source + x * distance + c, w),
+                )  # fmt: skip
+        elif channels == elements == distance:
+            self._copy_run(at, source, count * elements)
+        elif elements <= MOST_EXPANDED and distance == channels and count >= PIXELS:
+            vectors.sweep(count, PIXELS, lambda x, w: self._expand(at + x * elements, source + x * channels, channels, elements))
+        else:
+            with T.serial(count) as x:
+                self._copy_run(at + x * elements, source + x * distance, channels)
+                self._fill_run(at + x * elements + channels, elements - channels)
+
+    def _expand(self, at: Expr, source: Expr, channels: int, elements: int) -> None:
+        """Copies PIXELS neighbouring pixels of few channels, which do not fill their words' `elements`."""
+        count = PIXELS * channels
+        given = [self._given(source + first, width) for first, width in vectors.pieces(count, PIXELS)]
+        whole = self._converted(tirx.Shuffle(given, list(range(count))) if len(given) > 1 else given[0], count)
+        picks = [pixel * channels + e if e < channels else count for pixel in range(PIXELS) for e in range(elements)]
+        store(self._copy, at, tirx.Shuffle([whole, self._filled(PIXELS * elements)], picks), PIXELS * elements)
+
+    def _spread(self, at: Expr, source: Expr, lanes: int) -> None:
+        """Copies neighbouring channels into words of their own."""
+        value = self._converted(self._given(source, lanes), lanes)
+        if self._group > 1:
+            same = {"uint8": "uint8", "int16": "uint16", "uint16": "uint16"}[self._staged]
+            value = tirx.reinterpret(typed(same, lanes), value) if same != self._staged else value
+            value = tirx.reinterpret(typed(self._staged, lanes * self._group), value.astype(typed("uint32", lanes)))
+        store(self._copy, at, value, lanes * self._group)
+
+    # --- pixels side by side in memory
+
+    def _planes(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
+        geometry, conv, group = self._geometry, self._conv, self._group
+        (rows, cols), (row_phases, col_phases) = geometry.size, geometry.phases
+        channels = conv.in_channels // conv.groups
+        whole = channels // group
+
+        def words(first: Expr, count: int, given: int) -> None:
+            """Emits the copy of `count` words from `first` on, of `given` channels each."""
+            with T.serial(count) as w, T.serial(row_phases) as p, T.serial(rows) as r:
+                place = r * geometry.cycles[0] + p * (geometry.cycles[0] // row_phases)
+                row = T.bind(first_row * conv.stride[0] - conv.padding[0] + place * geometry.steps[0])
+                at = ((first + w) * row_phases + p) * col_phases * rows + r
+                channel = first_channel + (first + w) * group
+                source = T.bind(((n * conv.in_channels + channel) * conv.height + row) * conv.width)
+                for phase in range(col_phases):
+                    to = T.bind((at + phase * rows) * (cols * group))
+                    self._inside(row, partial(self._row, to, source, phase, given), partial(self._fill_run, to, cols * group))
+
+        if whole:
+            words(tirx.const(0, "int32"), whole, group)
+        if channels % group:
+            words(tirx.const(whole, "int32"), 1, channels % group)
+
+    def _row(self, at: Expr, source: Expr, phase: int, given: int) -> None:
+        """Copies a row of a phase from the planes of `given` channels."""
+        geometry, conv, group = self._geometry, self._conv, self._group
+        cols = geometry.size[1]
+        place, cycle = geometry.first(1, phase), geometry.cycles[1]
+        first, last = self._valid(1, cycle, place, cols)
+        step = geometry.steps[1] * cycle
+        start = source + (first * step + place * geometry.steps[1] - conv.padding[1])
+        self._fill_run(at, first * group)
+        if last > first:
+            vectors.sweep(
+                last - first, PIXELS, lambda x, w: self._interleave(at + (first + x) * group, start + x * step, w, step, given)
+            )
+        self._fill_run(at + last * group, (cols - last) * group)
+
+    def _interleave(self, at: Expr, source: Expr, lanes: int, step: int, given: int) -> None:
+        """Copies neighbouring pixels, `step` elements apart in the planes, into words."""
+        conv, group = self._conv, self._group
+        plane = conv.height * conv.width
+        parts = [self._converted(self._strided(source + e * plane, lanes, step), lanes) for e in range(given)]
+        if group == 1:
+            store(self._copy, at, parts[0], lanes)
+            return
+        parts += [splat(self._filled(1), lanes)] * (group - given)
+        store(self._copy, at, tirx.Shuffle(parts, [e * lanes + lane for lane in range(lanes) for e in range(group)]), lanes * group)
+
+    def _strided(self, source: Expr, lanes: int, step: int) -> Expr:
+        """Elements `step` apart: from contiguous vectors, of which the last begins so that it ends with the last element."""
+        if step == 1 or lanes == 1:
+            return self._given(source, lanes)
+        if step == 2:
+            low, high = self._given(source, lanes), self._given(source + (lanes - 1), lanes)
+            picks = [2 * lane if 2 * lane < lanes else lanes + 2 * lane - (lanes - 1) for lane in range(lanes)]
+            return tirx.Shuffle([low, high], picks)
+        return tirx.BufferLoad(self._data, [tirx.Ramp(source, step, lanes)])

@@ -1,0 +1,109 @@
+"""Filter packing of CPU kernels with dot-product instructions: words of neighbouring input channels (numpy only, no compiler)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.spec.conv2d import Conv2d
+
+Array = npt.NDArray[Any]
+
+WORD = 4  # bytes
+ORDERS = ("steps", "rows")
+_WIDE = {("int8", 4): "int8", ("int8", 2): "int16", ("int8", 1): "int32", ("bfloat16", 2): "bfloat16", ("bfloat16", 1): "float32"}
+
+
+@dataclass(frozen=True)
+class DotPack:
+    """Filters as blocks of words of 32 bits, each with `group` neighbouring input channels of one tap and output channel.
+
+    A step of the sum is a kernel row, a kernel column and a word of channels, the last one innermost. Channels that do not fill a group's
+    last word are zeros. Elements have 32 / `group` bits: filters are converted to int16 or float32, say, where an instruction multiplies
+    those. A block holds the words of `block` output channels; where blocks do not divide a group's channels, its last block is the last
+    channels, some of which the block before has as well.
+
+    Behind the words of an integer block are `block` int32, the offsets that sums begin with: minus (`shift` + zero point) times the sum of
+    a channel's filters. A kernel adds `shift` to int8 inputs where its instruction takes unsigned ones.
+
+    Words and offsets are stored as elements of the filters' type, in the machine's byte order.
+
+    Attributes:
+        block: output channels of a block.
+        group: elements of a word.
+        shift: what a kernel adds to elements of int8.
+        order: "steps": [steps, block], or "rows": [block, steps].
+        across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
+    """
+
+    block: int
+    group: int
+    shift: int = 0
+    order: str = "steps"
+    across: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.group not in (1, 2, 4):
+            raise ValueError(f"DotPack: `block` (={self.block}) must be at least 1, and `group` (={self.group}) 1, 2 or 4.")
+        if self.order not in ORDERS or self.across not in (0, 1):
+            raise ValueError(f"DotPack: `order` (={self.order!r}) must be one of {', '.join(ORDERS)}, `across` (={self.across}) 0 or 1.")
+
+    def single_group(self, conv: Conv2d) -> Conv2d:
+        """The layer whose groups the blocks run over: with `across` that of one input channel, which has the same filters in memory."""
+        return conv.with_(in_channels=1, groups=1) if self.across else conv
+
+    def words(self, conv: Conv2d) -> int:
+        """Words of a group's channels, for a tap."""
+        return -(-(self.single_group(conv).filter_shape[1]) // self.group)
+
+    def steps(self, conv: Conv2d) -> int:
+        """Steps of the sum."""
+        return math.prod(conv.kernel) * self.words(conv)
+
+    def blocks_per_group(self, conv: Conv2d) -> int:
+        """Channel blocks of a group."""
+        conv = self.single_group(conv)
+        return -(-(conv.out_channels // conv.groups) // self.block)
+
+    def blocks(self, conv: Conv2d) -> int:
+        """Channel blocks of all groups."""
+        return self.single_group(conv).groups * self.blocks_per_group(conv)
+
+    def starts(self, conv: Conv2d) -> list[int]:
+        """The first output channel of every block."""
+        per_group = self.single_group(conv).out_channels // self.single_group(conv).groups
+        inside = [min(index * self.block, per_group - self.block) for index in range(self.blocks_per_group(conv))]
+        return [group * per_group + start for group in range(self.single_group(conv).groups) for start in inside]
+
+    def shape(self, conv: Conv2d) -> tuple[int, int]:
+        """Shape of the packed filters: (blocks, elements of the filters' type)."""
+        return self.blocks(conv), (self.steps(conv) + self._has_offsets(conv)) * self.block * WORD // conv.itemsize
+
+    @staticmethod
+    def _has_offsets(conv: Conv2d) -> bool:
+        return conv.dtypes["filter"] == "int8"
+
+    def filter(self, conv: Conv2d, w: Array) -> Array:
+        """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
+        dtype = conv.dtypes["filter"]
+        taps = w.reshape(self.single_group(conv).filter_shape).transpose(0, 2, 3, 1).astype(_WIDE[dtype, self.group])
+        fill = self.words(conv) * self.group - taps.shape[3]
+        steps = np.pad(taps, ((0, 0), (0, 0), (0, 0), (0, fill))).reshape(conv.out_channels, -1, self.group)
+        of_blocks = np.array(self.starts(conv))[:, None] + np.arange(self.block)
+        words = steps[of_blocks]  # [blocks, block, steps, group]
+        if self.order == "steps":
+            words = words.transpose(0, 2, 1, 3)
+        parts = [np.ascontiguousarray(words).reshape(len(of_blocks), -1).view(w.dtype)]
+        if self._has_offsets(conv):
+            shifted = conv.zero_point + (self.shift if conv.dtype == "int8" else 0)
+            offsets = -shifted * w.reshape(conv.out_channels, -1).astype(np.int64).sum(axis=1)
+            parts.append(np.ascontiguousarray(offsets.astype(np.int32)[of_blocks]).view(w.dtype))
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
+    def bias(self, conv: Conv2d, bias: Array) -> Array:
+        """The bias of [out_channels] as it is, contiguous."""
+        return np.ascontiguousarray(bias)

@@ -1,0 +1,362 @@
+"""int8, uint8 and bfloat16 on the CPU: exactly, for every instruction, layout and epilogue; what is emitted, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from ops import host
+from oracle import Array, Tensors, oracle
+from schedules_dot import dot_tensors
+
+from im2win.builder.build import build, build_tile
+from im2win.codegen.llvm import TileError, compile_module
+from im2win.device.cpu import Machine
+from im2win.packing import codec
+from im2win.packing.cpu_dot import DotPack
+from im2win.registry.cpu_lowering import lower
+from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.registry.schedules import schedule_of
+from im2win.runtime.op import Op
+from im2win.runtime.tensors import ArgumentError
+from im2win.schedules.cpu_dot.geometry import Geometry
+from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, instruction
+from im2win.schedules.cpu_dot.legality import violations
+from im2win.schedules.cpu_dot.tile import DotTile, axis_of
+from im2win.spec.conv2d import Conv2d, ConvError
+
+NAME = "direct/dot_product"
+ROW = schedule_of(NAME)
+SERVER = Machine(
+    "Some CPU", "sapphirerapids", "avx512f", 2, 16, 32, 48 << 10, 2 << 20, 32 << 20,
+    ("avx512vnni", "avxvnni", "avx512bf16", "amx-int8", "amx-bf16"),
+)  # fmt: skip
+DESKTOP = Machine("Some CPU", "alderlake", "avx2", 2, 8, 16, 32 << 10, 1 << 20, 32 << 20, ("avxvnni",))
+OLD = Machine("Some CPU", "haswell", "avx2", 2, 8, 16, 32 << 10, 256 << 10, 8 << 20)
+RANDOM = 2000  # problems of the exhaustive test
+CHUNK = 50  # of these in a test
+
+
+def called(op: Op, tensors: Tensors) -> Array:
+    """The output of a call, with tensors named as in `conv.arguments`."""
+    y = op(tensors["data"], tensors["filter"], tensors.get("bias"), tensors.get("residual"), None, tensors.get("scale"))
+    assert isinstance(y, np.ndarray) and y.dtype == op.conv.out_dtype and y.shape == op.conv.output_shape
+    return y
+
+
+def check(conv: Conv2d, tile: DotTile) -> None:
+    """A tile's kernel gives every output of the oracle, to the last bit."""
+    tensors = dot_tensors(conv)
+    y, expected = called(build_tile(conv, NAME, tile, host()), tensors), oracle(conv, **tensors)
+    if conv.dtype == "bfloat16":
+        expected = expected.astype(np.float32).astype("bfloat16").astype(np.float64)
+    wrong = ~(y.astype(np.float64) == expected)
+    assert not wrong.any(), f"{conv} {tile}: {wrong.sum()} of {y.size} differ, the first at {np.argwhere(wrong)[0]}"
+
+
+def one_tile(conv: Conv2d, name: str, draw: random.Random, machine: Machine) -> DotTile | None:
+    """A legal tile of an instruction; None if none is found."""
+    one = instruction(name, conv.dtype)
+    assert one is not None
+    out_h = conv.output_size[0]
+    for _ in range(200):
+        lanes = draw.choice(one.lanes)
+        rows = draw.choice([1, 2, 7, 16]) if one.tiles else 1
+        sizes = (draw.randint(1, 3), draw.choice([1, 2]), rows) if one.tiles else (draw.randint(1, 4), draw.choice([1, 2, 3, 4, 6, 8]), 1)
+        block = draw.choice([rows for rows in (1, 2, 3, 4, 7, out_h) if rows <= out_h])
+        tile = DotTile(one.name, one.group, axis_of(conv), lanes, *sizes, block, 1)
+        single = tile.pack.single_group(conv)
+        if tile.block > single.out_channels // single.groups:
+            continue
+        blocks = tile.pack.blocks(conv)
+        tile = dataclasses.replace(tile, pass_blocks=draw.choice([1, tile.pack.blocks_per_group(conv), blocks]))
+        if not violations(conv, tile, machine):
+            return tile
+    return None
+
+
+def able(dtype: str, machine: Machine) -> list[str]:
+    """Names of the instructions that a machine has for a type."""
+    known = [one for one in INSTRUCTIONS if dtype in one.dtypes and min(one.lanes) <= machine.lanes]
+    return [one.name for one in known if not one.missing(machine, max(lanes for lanes in one.lanes if lanes <= machine.lanes))]
+
+
+PROBLEMS = [
+    ("n1-c8x9x11-k16x3x3-p1", "plain"),
+    ("n2-c5x7x9-k17x3x3-s2-p1.0.2.1-bias", "channels that fill no word, stride 2, four sides"),
+    ("n1-c6x8x10-k20x1x1-s2-bias-relu", "1x1 with a stride"),
+    ("n1-c3x19x21-k24x7x7-s2-p3-relu", "a stem of three channels"),
+    ("n1-c16x6x6-k18x3x2-d2x1-g2-bias-add", "groups, dilation, a residual"),
+    ("n1-c16x9x8-k16x3x3-s2-p1-g16-bias", "depthwise"),
+    ("n1-c6x9x8-k12x3x3-p1-g6", "two filters a channel"),
+    ("n1-c7x5x5-k19x5x5-s3x2-p4", "windows of zeros"),
+]  # fmt: skip
+KINDS = [
+    ("int8", {}), ("uint8", {"zero_point": 131, "activation": "relu"}), ("bfloat16", {}),
+    ("int8", {"out_dtype": "int8", "zero_point": -7, "out_zero_point": 5}),
+    ("uint8", {"out_dtype": "uint8", "zero_point": 128, "out_zero_point": 3}), ("int8", {"out_dtype": "float16"}),
+    ("int8", {"out_dtype": "bfloat16"}), ("uint8", {"out_dtype": "float32"}),
+]  # fmt: skip
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("dtype", "changes"), KINDS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("key", [row[0] for row in PROBLEMS], ids=[row[1] for row in PROBLEMS])
+def test_exact(key: str, dtype: str, changes: dict[str, Any], layout: str) -> None:
+    """Every instruction of this machine, to the last bit."""
+    conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout, **changes)
+    draw = random.Random(str(conv))
+    for name in able(dtype, host()):
+        tile = one_tile(conv, name, draw, host())
+        if tile is not None:
+            check(conv, tile)
+    check(conv, default_tile(conv, NAME, host())[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, RANDOM, CHUNK))
+def test_random_problems(first: int) -> None:
+    """Random problems, each with a random tile of an instruction of this machine; `RANDOM` says how many in all."""
+    for seed in range(first, first + CHUNK):
+        draw = random.Random(seed)
+        conv = random_problem(draw)
+        tile = one_tile(conv, draw.choice(able(conv.dtype, host())), draw, host()) or default_tile(conv, NAME, host())[1]
+        check(conv, tile)
+
+
+def random_problem(draw: random.Random) -> Conv2d:
+    """A small problem of these types with any epilogue."""
+
+    def sides(most: int) -> tuple[int, int]:
+        return draw.randint(1, most), draw.randint(1, most)
+
+    while True:
+        groups = draw.choice([1, 1, 1, 2, 3])
+        channels, filters = (draw.choice([1, 2, 3, 4, 5, 8, 16, 33, 64]) * groups for _ in range(2))
+        if draw.random() < 0.15:
+            groups = channels = draw.choice([3, 8, 16, 24, 33])
+            filters = channels * draw.choice([1, 1, 2])
+        dtype = draw.choice(["int8", "uint8", "bfloat16"])
+        out = None if dtype == "bfloat16" else draw.choice([None, "int8", "uint8", "float16", "bfloat16", "float32"])
+        narrow, kernel = out in ("int8", "uint8"), sides(7) if draw.random() < 0.5 else (draw.choice([1, 3]),) * 2
+
+        def zero(kind: str | None) -> int:
+            return draw.randint(0, 255) if kind == "uint8" else draw.randint(-128, 127)
+
+        with_zeros = dtype != "bfloat16" and draw.random() < 0.5
+        try:
+            return Conv2d(
+                draw.choice([1, 2]), channels, draw.randint(1, 20), draw.randint(1, 40), filters, kernel, stride=sides(3),
+                padding=[draw.randint(0, kernel[side % 2]) for side in range(4)] if draw.random() < 0.6 else 0, dilation=sides(2),
+                groups=groups, dtype=dtype, layout=draw.choice(["NCHW", "NHWC"]), bias=draw.random() < 0.5, residual=draw.random() < 0.3,
+                activation=draw.choice(["none", "relu"] if narrow else ["none", "relu", "relu6"]), out_dtype=out,
+                zero_point=zero(dtype) if with_zeros else 0, out_zero_point=zero(out) if narrow and draw.random() < 0.5 else 0,
+            )  # fmt: skip
+        except ConvError:
+            continue
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("activation", ["silu", "leaky_relu0.1", "sigmoid", "tanh", "hardsigmoid", "hardswish", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", None), ("int8", "float32"), ("uint8", "float16")])
+def test_activations_that_round(activation: str, dtype: str, out_dtype: str | None) -> None:
+    conv = Conv2d.parse("n1-c8x6x7-k16x3x3-p1-NHWC-bias-add").with_(dtype=dtype, out_dtype=out_dtype, activation=activation)
+    tensors = dot_tensors(conv)
+    y, expected = called(build_tile(conv, *default_tile(conv, NAME, host()), host()), tensors), oracle(conv, **tensors)
+    step = {"bfloat16": 2.0**-8, "float16": 2.0**-10, "float32": 2.0**-20}[conv.out_dtype]
+    np.testing.assert_allclose(y.astype(np.float64), expected, rtol=step, atol=1e-6 * max(np.abs(expected).max(), 1))
+
+
+def test_saturation_and_halves() -> None:
+    """Sums that scales turn into halves round to even, and what lies beyond the range stays at its end."""
+    conv = Conv2d(1, 1, 1, 33, 4, 1, dtype="int8", layout="NHWC", out_dtype="int8")
+    x, w = np.arange(-16, 17, dtype=np.int8).reshape(conv.input_shape), np.array([1, 3, 100, -100], np.int8).reshape(conv.filter_shape)
+    scale = np.float32([0.5, 0.5, 1, 1])
+    op = build_tile(conv, *default_tile(conv, NAME, host()), host())
+    y = op.bind(w, scale=scale)(x)
+    assert np.array_equal(y.reshape(33, 4), np.clip(np.rint(np.arange(-16, 17)[:, None] * w.reshape(1, 4) * scale), -128, 127))
+
+
+def test_bfloat16_rounds_to_even_and_keeps_what_is_no_number() -> None:
+    conv = Conv2d(1, 1, 1, 8, 4, 1, dtype="bfloat16", layout="NHWC", bias=True)
+    op = build_tile(conv, *default_tile(conv, NAME, host()), host())
+    x = np.array([1, 3, np.nan, np.inf, -np.inf, 2.0**100, 0, -1], np.float32).astype("bfloat16").reshape(conv.input_shape)
+    w, bias = np.ones(conv.filter_shape).astype("bfloat16"), np.full(4, 2.0**-8).astype("bfloat16")
+    y = op.bind(w, bias)(x).astype(np.float32).reshape(8, 4)
+    exact = (x.astype(np.float32).reshape(8, 1) + np.float32(2.0**-8)).astype("bfloat16").astype(np.float32)
+    np.testing.assert_array_equal(y, np.broadcast_to(exact, (8, 4)))
+
+
+# --- what is emitted
+
+
+def assembly(conv: Conv2d, tile: DotTile, machine: Machine) -> str:
+    """The assembly of a kernel's parallel loop."""
+    text = str(compile_module(lower(conv, ROW, tile, machine), machine).executable.mod.inspect_source("asm"))
+    start = text.index(".L__tvm_parallel_lambda:")
+    return text[start : text.index(".Lfunc_end", start)]
+
+
+def inner_loop(code: str, instruction: str) -> list[str]:
+    """The instructions of the innermost loop around an instruction: between the label before its first occurrence and its jump back."""
+    stripped = (line.strip().removeprefix("{vex}").strip() for line in code.splitlines())
+    lines = [line for line in stripped if line and not line.startswith((".p2align", "#"))]
+    first = next(i for i, line in enumerate(lines) if line.startswith(instruction))
+    start = max(i for i in range(first) if lines[i].endswith(":"))
+    label = lines[start][:-1]
+    end = next(i for i in range(first, len(lines)) if re.fullmatch(rf"j\w+\s+{re.escape(label)}", lines[i]))
+    return lines[start : end + 1]
+
+
+EMITTED = [
+    ("n1-c64x14x14-k64x3x3-p1-int8-NHWC", SERVER, ("vnni", 16, 4, 6), "vpdpbusd", "zmm"),
+    ("n1-c64x14x14-k64x3x3-p1-uint8", SERVER, ("vnni", 16, 3, 8), "vpdpbusd", "zmm"),
+    ("n1-c64x14x14-k64x3x3-p1-int8-NHWC", DESKTOP, ("vnni", 8, 2, 6), "vpdpbusd", "ymm"),
+    ("n1-c64x14x14-k64x3x3-p1-int8-NHWC", OLD, ("madd", 8, 2, 4), "vpmaddwd", "ymm"),
+    ("n1-c64x14x14-k64x3x3-p1-bfloat16-NHWC", SERVER, ("dpbf16", 16, 4, 6), "vdpbf16ps", "zmm"),
+    ("n1-c64x14x14-k64x3x3-p1-bfloat16", OLD, ("fma", 8, 2, 4), "vfmadd", "ymm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "machine", "sizes", "wanted", "registers"), EMITTED, ids=lambda value: "")
+def test_the_micro_kernel_keeps_its_sums_in_registers(
+    key: str, machine: Machine, sizes: tuple[str, int, int, int], wanted: str, registers: str
+) -> None:
+    """The innermost loop multiplies in registers of the right size, and neither stores a vector nor loads one from the stack."""
+    conv, (name, lanes, vectors, cols) = Conv2d.parse(key), sizes
+    one = instruction(name, conv.dtype)
+    assert one is not None
+    tile = DotTile(name, one.group, axis_of(conv), lanes, vectors, cols, 1, 7, 1)
+    assert violations(conv, tile, machine) == []
+    loop = inner_loop(assembly(conv, tile, machine), wanted)
+    products = [line for line in loop if line.startswith(wanted)]
+    assert len(products) % (vectors * cols) == 0 and all(registers in line for line in products)
+    stores = [line for line in loop if re.match(r"v?mov\S*\s+%[xyz]mm\d+, ", line) and line.endswith(")")]
+    spills = [line for line in loop if "(%rsp" in line and re.search(r"%[xyz]mm", line)]
+    assert not stores and not spills, (stores, spills)
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("n1-c64x14x14-k64x3x3-p1-int8-NHWC", "tdpbssd"), ("n1-c64x14x14-k64x3x3-p1-uint8-NHWC", "tdpbusd"),
+        ("n1-c64x14x14-k64x3x3-p1-uint8", "tdpbsud"), ("n1-c64x14x14-k64x3x3-p1-bfloat16", "tdpbf16ps"),
+    ],
+)  # fmt: skip
+def test_amx_tiles(key: str, wanted: str) -> None:
+    """A chunk loads two tiles of each factor and multiplies four pairs; every thread configures its tiles and releases them."""
+    conv = Conv2d.parse(key)
+    one = instruction("amx", conv.dtype)
+    assert one is not None
+    code = assembly(conv, DotTile("amx", one.group, axis_of(conv), 16, 2, 2, 16, 14, 1), SERVER)
+    loop = inner_loop(code, wanted)
+    products, loads = (sum(line.startswith(word) for line in loop) for word in (wanted, "tileloadd"))
+    assert products == loads and products % 4 == 0
+    assert code.count("ldtilecfg") == code.count("tilerelease") == 1
+
+
+# --- what is refused, packed, chosen
+
+
+def test_a_machine_without_features_has_tiles() -> None:
+    """Every machine computes every type; AMX and VNNI need their features."""
+    plain = Machine("Some CPU", "cortex-a76", "asimd", 4, 4, 32, 64 << 10, 512 << 10, 4 << 20)
+    for dtype in ("int8", "uint8", "bfloat16"):
+        conv = Conv2d.parse("n1-c16x14x14-k32x3x3-p1").with_(dtype=dtype)
+        known = ((plain, {"mul", "fma"}), (OLD, {"madd", "mul", "fma"}), (SERVER, {"amx", "vnni", "dpbf16", "mul", "fma"}))
+        for machine, names in known:
+            found = {tile.instruction for _, tile in ranked_tiles(conv, ROW, machine)}
+            assert found and found <= names, (dtype, machine.mcpu)
+            assert machine is not SERVER or "amx" in found
+
+
+REFUSED = [
+    ({"instruction": "dpbf16"}, "`instruction` (=dpbf16) must be one of amx, vnni, madd, mul for int8"),
+    ({"vectors": 0}, "`vectors` (=0) must be at least 1"),
+    ({"axis": "windows"}, "`axis` (=windows) must be channels, which the layout NHWC has side by side"),
+    ({"lanes": 2}, "`lanes` (=2) must be one of 16, 8, 4 for vnni"),
+    ({"group": 2}, "`group` (=2) must be 4"),
+    ({"rows": 2}, "`rows` (=2) must be 1 for vnni"),
+    ({"cols": 14, "vectors": 3}, "sums and operands (=46) must fit the 32 registers"),
+    ({"row_block": 15}, "`row_block` (=15) must be at most the output's rows (=14)"),
+    ({"vectors": 5, "cols": 1}, "the block (=80) must be at most a group's channels (=64)"),
+    ({"pass_blocks": 3}, "`pass_blocks` (=3) must divide a group's channel blocks (=2)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), REFUSED, ids=[str(next(iter(row[0]))) for row in REFUSED])
+def test_refused_tiles(changes: dict[str, Any], reason: str) -> None:
+    conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1-int8-NHWC")
+    tile = DotTile("vnni", 4, "channels", 16, 2, 6, 1, 7, 1)
+    assert violations(conv, tile, SERVER) == []
+    assert reason in "; ".join(violations(conv, dataclasses.replace(tile, **changes), SERVER))
+    with pytest.raises(TileError, match=re.escape(reason)):
+        lower(conv, ROW, dataclasses.replace(tile, **changes), SERVER)
+
+
+def test_refused_machines_and_problems() -> None:
+    conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1-int8-NHWC")
+    vnni = DotTile("vnni", 4, "channels", 8, 2, 6, 1, 7, 1)
+    assert violations(conv, vnni, OLD) == ["`instruction` (=vnni) needs avx512vnni or avxvnni, which the machine lacks"]
+    assert violations(conv, dataclasses.replace(vnni, lanes=16, cols=2), DESKTOP)[0].endswith("needs avx512vnni, which the machine lacks")
+    assert ROW.supports(conv) is None and ROW.supports(conv.with_(dtype="float32")) is not None
+    assert ROW.supports(conv, "cuda") == "no CUDA schedule"
+    assert schedule_of("direct/tiled").supports(conv.with_(dtype="uint8"), "cuda") == "CUDA schedules have no uint8"
+    assert schedule_of("direct/tiled").supports(conv.with_(zero_point=3), "cuda") == "CUDA schedules have no zero points"
+    assert ROW.supports(conv.with_(activation="silu")) == "int8 sums are integers, which have no silu"
+
+
+def test_packing() -> None:
+    """Words in the instruction's order, the last block overlapping, offsets behind them; a manifest keeps the packing."""
+    conv = Conv2d(1, 5, 4, 4, 6, (1, 2), dtype="int8", zero_point=3)
+    w = dot_tensors(conv)["filter"]
+    for order in ("steps", "rows"):
+        pack = DotPack(4, 4, 128, order)
+        assert pack.shape(conv) == (2, (4 + 1) * 4 * 4) and pack.starts(conv) == [0, 2]
+        packed = pack.filter(conv, w)
+        assert packed.shape == pack.shape(conv) and packed.dtype == np.int8 and codec.from_dict(codec.as_dict(pack)) == pack
+        words = packed[:, : 4 * 4 * 4].reshape(2, 4, 4, 4)
+        words = words if order == "rows" else words.transpose(0, 2, 1, 3)
+        for block, first in enumerate((0, 2)):
+            for channel in range(4):
+                taps = w[first + channel].transpose(1, 2, 0).reshape(2, 5)  # [kernel column, input channel]
+                stored = words[block, channel].reshape(2, 8)
+                assert np.array_equal(stored[:, :5], taps) and not stored[:, 5:].any()
+        offsets = np.ascontiguousarray(packed[:, 64:]).view(np.int32)
+        assert np.array_equal(offsets[1], -131 * w[2:].astype(int).sum(axis=(1, 2, 3)))
+    with pytest.raises(ValueError, match="`group` \\(=3\\)"):
+        DotPack(4, 3)
+
+
+def test_calls_name_what_is_wrong() -> None:
+    conv = Conv2d(1, 4, 5, 5, 8, 3, dtype="uint8", layout="NHWC", bias=True, out_dtype="uint8")
+    op, tensors = build(conv), dot_tensors(conv)
+    x, w, bias, scale = (tensors[name] for name in ("data", "filter", "bias", "scale"))
+    with pytest.raises(ArgumentError, match="`w` has dtype uint8; it must be int8"):
+        op.bind(w.view(np.uint8), bias, scale)
+    with pytest.raises(ArgumentError, match="`scale` must be given"):
+        op.bind(w, bias)
+    with pytest.raises(ArgumentError, match="`bias` has dtype float32; it must be int32"):
+        op.bind(w, bias.astype(np.float32), scale)
+    with pytest.raises(ArgumentError, match=r"`scale` \(=inf at 2\) must be finite"):
+        op.bind(w, bias, np.where(np.arange(8) == 2, np.inf, scale).astype(np.float32))
+    with pytest.raises(ArgumentError, match="`x` has dtype int8; it must be uint8"):
+        op.bind(w, bias, scale)(x.view(np.int8))
+    layer, out = op.bind(w, bias, scale), np.empty(conv.output_shape, np.uint8)
+    assert layer(x, out=out) is out and np.array_equal(out, oracle(conv, **tensors))
+    layer.rebind(-w, bias, scale)
+    assert np.array_equal(layer(x), oracle(conv, **{**tensors, "filter": -w}))
+
+
+def test_geometry_of_strides() -> None:
+    """Windows of a strided layer read neighbouring words of their phase; a 1x1 copies only what it reads."""
+    conv = Conv2d.parse("n1-c8x17x19-k16x3x3-s2-p1-int8")
+    geometry = Geometry(conv, DotTile("mul", 1, "windows", 4, 1, 4, 1, 3, 1))
+    assert geometry.phases == (2, 2) and geometry.size == (4, 11) and geometry.line == 2 * 11 + 10
+    one = Geometry(conv.with_(kernel=1, padding=0, layout="NHWC"), DotTile("mul", 1, "channels", 4, 1, 4, 1, 3, 1))
+    assert one.steps == (2, 2) and one.strides == (1, 1) and one.flat and one.size == (3, 10)
