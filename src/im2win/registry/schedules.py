@@ -80,7 +80,7 @@ class Schedule:
 
     def supports(self, conv: Conv2d, target: str = "cpu", accuracy: Accuracy = "float32") -> str | None:
         """Why this schedule cannot compute `conv` on `target` with that accuracy; None if it can."""
-        if accuracy == "exact" and not (self.algorithm.exact and self.scheduler.exact):
+        if accuracy == "exact" and not (self.algorithm.exact and (target != "cpu" or self.scheduler.exact)):
             return "it rounds more than a sum of products, which accuracy 'exact' leaves out"
         if target == "cuda":
             return self._supports_cuda(conv, accuracy)
