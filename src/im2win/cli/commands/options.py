@@ -34,7 +34,7 @@ Dtype = Annotated[
 OutDtype = Annotated[
     str | None,
     typer.Option(
-        "--out-dtype", help="Of outputs of int8 and uint8: int32, or int8, uint8, float16, bfloat16 or float32, with a scale for every channel."
+        "--out-dtype", help="Of outputs of int8 and uint8: int32, or int8, uint8, float16, bfloat16 or float32, scaled by channel."
     ),
 ]
 Layout = Annotated[
