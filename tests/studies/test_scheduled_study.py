@@ -1,0 +1,50 @@
+"""The study of TVM's CUDA schedules: what it builds for a layer, and its tables from the committed file."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from paths import ROOT
+
+from im2win.device.gpu import H200
+from im2win.registry.schedules import SCHEDULES
+from im2win.reports import scheduled as report
+from im2win.schedules.cuda.families.scheduled import Scheduled
+from im2win.spec.conv2d import Conv2d
+from im2win.studies import scheduled
+from im2win.studies.entries import HAND_BUILT, RULES
+from im2win.studies.scheduled import FIRST, forms, hand_built, others, tiles_of
+
+CONV = Conv2d.parse("n8-c64x28x28-k64x3x3")
+FILE = ROOT / "benchmarks" / "studies" / "nvidia-h200" / "scheduled.json"
+
+
+def test_what_is_timed_on_a_layer() -> None:
+    """Distinct tiles; one with the rules of each form; every other algorithm; a kernel that no TVM schedule made."""
+    tiles = tiles_of(CONV, H200, 4)
+    assert len(tiles) == 4 == len({tile.deduplication_key for tile in tiles})
+    made = forms(CONV, tiles[0], H200)
+    assert list(made) == [*RULES, *others(), HAND_BUILT]
+    assert {made[name].tile.rules for name in RULES} == set(RULES.values())
+    assert all(isinstance(SCHEDULES[key].cuda, Scheduled) for key in (FIRST, *others()))
+    assert not isinstance(SCHEDULES[hand_built(CONV, H200).algorithm].cuda, Scheduled)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"`count` \(=0\)"):
+        scheduled.run([object()], 0)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="`layers` must name one at least"):
+        scheduled.run([])
+
+
+def test_tables_of_the_committed_study() -> None:
+    """Ratios are those of the times in the file."""
+    study = json.loads(FILE.read_text())
+    found = report.times(study)["conv3"]
+    text = report.table([study])
+    assert f"| conv3 | {found['both']:.3f} | {found[HAND_BUILT]:.3f} |" in text
+    gains = [one["plain"] / one["both"] for one in report.times(study).values()]
+    assert f"{math.exp(sum(map(math.log, gains)) / len(gains)):.2f}x |" in text
+    assert study["brand"] in text and "geometric mean" in text
