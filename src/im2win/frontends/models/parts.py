@@ -26,7 +26,9 @@ _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution or product with its epilogue: `output = conv(data, filter, bias, scale, residual)`. Scalings are folded into filters and bias.
+    """A convolution or product with its epilogue: `output = conv(data, filter, bias, scale, residual)`.
+
+    Scalings are folded into filters and bias.
 
     Attributes:
         name: of the node that it comes from.

@@ -13,6 +13,7 @@ import numpy as np
 
 from im2win.frontends.onnx.graph import Graph, attributes_of, foldable, name_of, subgraphs
 from im2win.frontends.onnx.layers import ModelError, import_onnx, load, set_batch
+from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.quantised import DEQUANTIZE
 from im2win.frontends.onnx.shapes import infer
 
@@ -134,6 +135,7 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
     if batch is not None and fixed is not None and fixed != batch:
         _rescale(onnx, copy.graph, fixed, batch)
     _write_out(onnx, copy)
+    in_pairs(onnx, copy)
     try:
         inferred = infer(onnx, copy, strict=True)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
@@ -292,11 +294,7 @@ def _dequantising() -> list[Any]:
 
             return (((x.astype(np.int64) - (0 if zero is None else along(zero).astype(np.int64))) * along(scale)).astype(scale.dtype),)
 
-    class DequantizeLinearOfOnnxRuntime(DequantizeLinear):
-        op_domain = "com.microsoft"
-
-    DequantizeLinearOfOnnxRuntime.__name__ = "DequantizeLinear"
-    return [DequantizeLinear, DequantizeLinearOfOnnxRuntime]
+    return [DequantizeLinear]
 
 
 def _useful(view: Graph, graph: GraphProto, constants: dict[str, Array]) -> list[NodeProto]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from im2win.frontends.onnx.graph import Graph, name_of
 from im2win.frontends.onnx.layers import Fused, fusions, import_onnx, set_batch
+from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.problems import nested
 from im2win.frontends.onnx.shapes import infer
 
@@ -67,6 +68,7 @@ def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, pro
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, batch)
+    in_pairs(onnx, copy)
     graph = Graph(infer(onnx, copy, strict=False).graph)
     found, _ = fusions(graph, fixed or batch or 1, products=products)
     found = {index: one for index, one in found.items() if name_of(graph.nodes[index]) in ours}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from im2win.frontends.onnx import transposed
 from im2win.frontends.onnx.epilogues import Tail, padding_before, tail
 from im2win.frontends.onnx.graph import Graph, name_of
+from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.problems import Unsupported, nested, problem_of, product_of, scaled
 from im2win.frontends.onnx.quantised import Integers, fused, integers_of
 from im2win.frontends.onnx.shapes import infer
@@ -110,6 +111,7 @@ def layers_of(
 
 def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool, products: bool) -> ModelLayers:
     fixed = set_batch(model.graph, batch)
+    in_pairs(onnx, model)
     graph = Graph(_inferred(onnx, model, label).graph)
     found, skipped = fusions(graph, fixed or batch or 1, epilogues=epilogues, products=products)
     layers: dict[int, Conv2d] = {}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 DOMAINS = ("", "ai.onnx", "com.microsoft")  # ONNX Runtime has the same operators for other types in its own domain
 _TYPES = {2: "uint8", 3: "int8"}  # by onnx.TensorProto.DataType
+_INT32 = 6
 _MOST_BIAS = 2**30  # leaves room for the sums in int32
 Array = npt.NDArray[Any]
 
@@ -174,6 +175,8 @@ def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv
     """
     plain = {"dtype": one.dtype, "zero_point": one.zero_point}
     floats = conv.with_(**plain, out_dtype="float32", **behind.fields), behind, one
+    if (whole := _sums(graph, conv, behind, one)) is not None:
+        return whole
     readers = graph.readers(behind.output)
     if len(readers) != 1 or readers[0][1].op_type != QUANTIZE or readers[0][1].domain not in DOMAINS:
         return floats
@@ -207,6 +210,18 @@ def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv
         Tail({**behind.fields, "activation": activation}, behind.scalings, behind.residual, nodes, node.output[0]),
         Integers(one.data, one.dtype, one.zero_point, one.filter, one.steps, one.bias, one.unit, scale, residual),
     )
+
+
+def _sums(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv2d, Tail, Integers] | None:
+    """The convolution as sums in int32, if its operands have units of 1 and a conversion to int32 follows; else None."""
+    readers = graph.readers(behind.output)
+    if len(readers) != 1 or readers[0][1].op_type != "Cast" or behind.nodes or conv.bias or (one.unit != 1).any():
+        return None
+    index, node = readers[0]
+    if attributes_of(node)["to"] != _INT32:
+        return None
+    found = Tail(behind.fields, (), None, frozenset((index,)), node.output[0])
+    return conv.with_(dtype=one.dtype, zero_point=one.zero_point), found, one
 
 
 def _saturating(word: str, step: float, zero: int, dtype: str) -> str | None:
