@@ -45,7 +45,8 @@ app = typer.Typer(
 
 VERBS: list[Callable[..., None]] = [
     layers.layers, quantize.quantize, tune.tune, worker.worker, explain.explain, build.build, models.compile_, models.run,
-    onnxruntime.onnxruntime, runtime.runtime, bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+    onnxruntime.onnxruntime, runtime.runtime, bench.bench, ablation.ablation, report.report,
+    reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)
