@@ -61,8 +61,8 @@ def quantised(form: str, activations: str, per_channel: bool) -> Any:
         path = Path(folder) / "quantised.onnx"
         onnx.save(network(), Path(folder) / "model.onnx")
         quantization.quantize_static(
-            Path(folder) / "model.onnx", path, Reader(), quant_format=quantization.QuantFormat[form], per_channel=per_channel, activation_type=kind,
-            weight_type=quantization.QuantType.QInt8,
+            Path(folder) / "model.onnx", path, Reader(), quant_format=quantization.QuantFormat[form], per_channel=per_channel,
+            activation_type=kind, weight_type=quantization.QuantType.QInt8,
         )  # fmt: skip
         return onnx.load(path)
 

@@ -63,4 +63,4 @@ def _only_input(model: Path) -> str:
     names = [value.name for value in graph.input if value.name not in stored]
     if len(names) != 1:
         raise tensors.InputError(f"`--calibrate` must be .npz: the model has {len(names)} inputs.")
-    return names[0]
+    return str(names[0])

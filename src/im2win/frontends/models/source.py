@@ -283,7 +283,7 @@ def _dequantising() -> list[Any]:
     """DequantizeLinear for ONNX's reference implementation, which has it for new operator sets alone."""
     from onnx.reference.op_run import OpRun
 
-    class DequantizeLinear(OpRun):  # type: ignore[misc]
+    class DequantizeLinear(OpRun):
         op_domain = ""
 
         def _run(self, x: Array, scale: Array, zero: Array | None = None, axis: int = 1, block_size: int = 0, **_: Any) -> tuple[Array]:

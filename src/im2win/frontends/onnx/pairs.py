@@ -91,7 +91,7 @@ class _Pairs:
     def _real(self, value: str, scale: str, zero: str, axis: int = 0) -> str:
         """The real numbers that integers stand for."""
         tensor = self._weights.get(scale)
-        along = {"axis": axis} if tensor is not None and list(tensor.dims) not in ([], [1]) else {}
+        along: dict[str, Any] = {"axis": axis} if tensor is not None and list(tensor.dims) not in ([], [1]) else {}
         return self._node(DEQUANTIZE, [value, scale, *([zero] if zero else [])], **along)
 
     def _whole(self, value: str, scale: str, zero: str, output: str) -> None:
