@@ -68,6 +68,7 @@ def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, pro
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, batch)
+    stated = {name_of(node): node.op_type for node in model.graph.node}  # a QLinearConv stays one in the list
     in_pairs(onnx, copy)
     graph = Graph(infer(onnx, copy, strict=False).graph)
     found, _ = fusions(graph, fixed or batch or 1, products=products)
@@ -79,11 +80,12 @@ def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, pro
         if not _listed(node) or all(graph.fixed(name) for name in node.output if name):
             continue
         name, flops = name_of(node), _flops(graph, node)
+        operator = stated.get(name, node.op_type)
         if (one := found.get(index)) is None:
-            listed.append(Covered(name, node.op_type, False, flops))
+            listed.append(Covered(name, operator, False, flops))
         else:
             fused = tuple(graph.nodes[place].op_type for place in sorted((*one.ahead, *one.tail.nodes)))
-            listed.append(Covered(name, node.op_type, True, flops, fused, _unfused(graph, one, owners)))
+            listed.append(Covered(name, operator, True, flops, fused, _unfused(graph, one, owners)))
     return tuple(listed)
 
 
