@@ -24,6 +24,7 @@ from im2win.cli.commands import (
     logs,
     models,
     onnxruntime,
+    quantize,
     reconstruct,
     report,
     runtime,
@@ -43,8 +44,9 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, worker.worker, explain.explain, build.build, models.compile_, models.run, onnxruntime.onnxruntime,
-    runtime.runtime, bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+    layers.layers, quantize.quantize, tune.tune, worker.worker, explain.explain, build.build, models.compile_, models.run,
+    onnxruntime.onnxruntime, runtime.runtime, bench.bench, ablation.ablation, report.report,
+    reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)

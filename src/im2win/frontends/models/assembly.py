@@ -88,7 +88,10 @@ class Assembly:
             ModelError: see `compile_model`.
         """
         self._ports(source, batch)
-        parts = take_apart(source, batch, lines=not self.narrow, resizes=self.kernels.resizes, alignment=self.kernels.alignment)
+        able = self.kernels
+        parts = take_apart(
+            source, batch, lines=not self.narrow, resizes=able.resizes, alignment=able.alignment, integers=able.integers
+        )
         layers: Sequence[Convolution] = parts.convolutions
         if self.narrow:
             parts, layers = without_views(source, parts), in_precision(layers, self.dtype)
@@ -188,6 +191,8 @@ class Assembly:
         packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
         if one.bias is not None:
             packed.append(program.constant(f"{one.output}/bias", made.pack_bias(one.bias)))
+        if one.scale is not None:
+            packed.append(program.constant(f"{one.output}/scale", one.scale))
         last = layouts.last(one.output)
         residual = [layouts.reads(one.residual, last)] if one.residual else []
         made.call(program, layouts.reads(one.data, last), packed, residual, layouts.makes(one.output))

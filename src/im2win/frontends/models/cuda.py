@@ -31,7 +31,7 @@ class CudaKernels:
     """Kernels for a GPU; see `host.Kernels`. Compiling them needs no GPU."""
 
     alignment = ALIGNMENT  # kernels use vector loads
-    resizes = False
+    resizes = integers = False
 
     def __init__(self, gpu: Gpu, reporter: Reporter | None = None) -> None:
         self.gpu, self._reporter = gpu, reporter or Reporter("")

@@ -63,10 +63,12 @@ class Kernels(Protocol):
     Attributes:
         alignment: bytes to which their tensors must be aligned.
         resizes: whether `resizing.resize` runs on the device.
+        integers: whether convolutions and products of quantised models compute with integers.
     """
 
     alignment: int
     resizes: bool
+    integers: bool
 
     def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
@@ -80,7 +82,8 @@ class Kernels(Protocol):
 class CpuKernels:
     """Kernels for a CPU; see `Kernels`."""
 
-    alignment, resizes = 1, True
+    alignment, resizes, integers = 1, True, True
+
     def __init__(self, machine: Machine, reporter: Reporter | None = None) -> None:
         self.machine, self._reporter = machine, reporter or Reporter("")
         self._built: dict[Conv2d, Built] = {}

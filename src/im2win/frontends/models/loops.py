@@ -54,7 +54,7 @@ def _together(sch: Schedule, threads: int) -> None:
     loops = sch.get_loops(last)
     work = max(_work(sch, block) for block in (*producers, last))
     step = None
-    if outer:
+    if outer and loops:  # a single number has none
         loops = _several_rows(sch, loops[:rows]) if rows else loops[:outer]
         step = sch.fuse(*loops) if len(loops) > 1 else loops[0]
         for block in reversed(producers):

@@ -11,6 +11,7 @@ import numpy as np
 from im2win.frontends.models.resizing import Resize, resize_of
 from im2win.frontends.onnx.graph import attributes_of, name_of
 from im2win.frontends.onnx.layers import Fused, Skipped, fusions, import_onnx
+from im2win.frontends.onnx.quantised import DEQUANTIZE, filters_and_bias
 from im2win.frontends.onnx.transposed import OPERATOR, Phases, phase_filter, phases_of
 from im2win.spec.conv2d import Conv2d
 
@@ -25,7 +26,9 @@ _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution or product with its epilogue: `output = conv(data, filter, bias, residual)`. Scalings are folded into filters and bias.
+    """A convolution or product with its epilogue: `output = conv(data, filter, bias, scale, residual)`.
+
+    Scalings are folded into filters and bias.
 
     Attributes:
         name: of the node that it comes from.
@@ -38,6 +41,7 @@ class Convolution:
     output: str
     filter: Array
     bias: Array | None
+    scale: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -130,18 +134,20 @@ class Parts:
     skipped: tuple[Skipped, ...]
 
 
-def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool = True, alignment: int = 1) -> Parts:
+def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool = True, alignment: int = 1, integers: bool = True) -> Parts:
     """Splits a model into parts. Every node is in exactly one part.
 
     Args:
         lines: without it TVM compiles 1-D and transposed convolutions, DepthToSpace, Split and Slice.
         resizes: without it TVM compiles Resize.
         alignment: bytes to which tensors must be aligned.
+        integers: convolutions and products of quantised models compute with integers.
     """
     graph = source.graph
-    found, left = fusions(graph, batch, lines=lines)
+    found, left = fusions(graph, batch, lines=lines, integers=integers)
     skipped = [entry for _, entry in left]
-    taken = {index for index, node in enumerate(graph.nodes) if node.op_type == "Constant"}
+    taken = {index for index, node in enumerate(graph.nodes) if node.output and node.output[0] in source.constants}
+    taken |= {index for index, node in enumerate(graph.nodes) if node.op_type == "Constant"}
     convolutions: list[Convolution] = []
     interleaves: list[Interleave] = []
     for index, one in sorted(found.items()):
@@ -149,7 +155,7 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
         if node.input[1] not in source.constants:
             skipped.append(Skipped(name_of(node), "its filters are no constants"))
             continue
-        if one.conv.dtype != "float32":
+        if one.conv.dtype != "float32" and one.integers is None:
             skipped.append(Skipped(name_of(node), f"its dtype {one.conv.dtype} is not float32"))
             continue
         convolutions.append(folded(source, node, one))
@@ -157,6 +163,7 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
             phases = phases_of(node, source.constants[node.input[1]].shape)
             interleaves.append(Interleave(convolutions[-1].output, one.tail.output, one.conv.output_shape, phases))
         taken |= {index, *one.tail.nodes, *one.ahead}
+    taken |= _unread(source, convolutions, taken)
     views: list[View] = []
     cuts: list[Cut] = []
     joins: list[Join] = []
@@ -192,6 +199,14 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
     others = tuple(views), tuple(cuts), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves), tuple(sizes)
     return Parts(tuple(convolutions), *others, rest, tuple(skipped))
+
+
+def _unread(source: Source, convolutions: list[Convolution], taken: set[int]) -> set[int]:
+    """The DequantizeLinear nodes whose readers are all parts of convolutions of integers."""
+    read = {name for one in convolutions for name in (one.data, one.residual) if name} | {one.name for one in source.outputs}
+    read |= {name for index, node in enumerate(source.graph.nodes) if index not in taken for name in node.input}
+    nodes = enumerate(source.graph.nodes)
+    return {index for index, node in nodes if node.op_type == DEQUANTIZE and not read & set(node.output)}
 
 
 def _cuts(source: Source, node: NodeProto, alignment: int) -> list[Cut]:
@@ -261,7 +276,11 @@ def _pool(source: Source, node: NodeProto) -> Pool | None:
 
 
 def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
-    """The filters of a Conv, ConvTranspose, Gemm or MatMul with all scalings of its output folded in, in float64."""
+    """The filters of a Conv, ConvTranspose, Gemm or MatMul with all scalings of its output folded in, in float64; or its integers."""
+    if one.integers is not None:
+        filters, sums = filters_and_bias(source.graph, node, one.integers, one.conv)
+        residual, scale = one.integers.residual or one.tail.residual, one.integers.scale if one.conv.requantised else None
+        return Convolution(name_of(node), one.conv, one.data, residual, one.tail.output, filters, sums, scale)
     weight = source.constants[node.input[1]].astype(np.float64)
     phases = 1
     if node.op_type == OPERATOR:

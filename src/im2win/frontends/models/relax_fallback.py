@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from im2win.frontends.models.parts import Parts, scaling
+from im2win.frontends.models.plain_nodes import Writer
 from im2win.frontends.models.program import Call, Program
 from im2win.frontends.models.tensor_layouts import Stored, TensorLayouts
 from im2win.frontends.onnx.epilogues import scales
@@ -75,8 +76,12 @@ def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs
                 constants[names[name]] = source.constants[name]
         return names[name]
 
+    writer = Writer(onnx, source, plain, constants)
     copies: list[NodeProto] = []
     for node in nodes:
+        if writer.takes(node):
+            copies += writer.write(node)
+            continue
         if node.op_type == "BatchNormalization" and scales(source.graph, node, node.input[0]):
             copies += _affine(onnx, source, node, plain, constants)
             continue

@@ -13,12 +13,16 @@ import numpy as np
 
 from im2win.frontends.onnx.graph import Graph, attributes_of, foldable, name_of, subgraphs
 from im2win.frontends.onnx.layers import ModelError, import_onnx, load, set_batch
+from im2win.frontends.onnx.pairs import in_pairs
+from im2win.frontends.onnx.quantised import DEQUANTIZE
 from im2win.frontends.onnx.shapes import infer
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
 Array = np.ndarray[Any, Any]
+KEPT = ("Constant", DEQUANTIZE)
+"""Operators whose nodes stay in a graph although their outputs are constants: they say how a constant is made."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
     if batch is not None and fixed is not None and fixed != batch:
         _rescale(onnx, copy.graph, fixed, batch)
     _write_out(onnx, copy)
+    in_pairs(onnx, copy)
     try:
         inferred = infer(onnx, copy, strict=True)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
@@ -268,10 +273,28 @@ def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], const
     inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
     alone = onnx.helper.make_model(onnx.helper.make_graph(nodes, "constants", inputs, outputs), opset_imports=model.opset_import)
     try:
-        values = ReferenceEvaluator(alone).run(None, feeds)
+        values = ReferenceEvaluator(alone, new_ops=_dequantising()).run(None, feeds)
     except Exception as error:  # reference implementations of operators raise any class
         raise ModelError(f"what the model computes of constants alone cannot be computed: {error}") from error
     return {value.name: np.asarray(array) for value, array in zip(outputs, values, strict=True)}
+
+
+def _dequantising() -> list[Any]:
+    """DequantizeLinear for ONNX's reference implementation, which has it for new operator sets alone."""
+    from onnx.reference.op_run import OpRun
+
+    class DequantizeLinear(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, scale: Array, zero: Array | None = None, axis: int = 1, block_size: int = 0, **_: Any) -> tuple[Array]:
+            def along(one: Array) -> Array:
+                if block_size:
+                    return np.repeat(one, block_size, axis).take(range(x.shape[axis]), axis)
+                return one.reshape([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)]) if one.size > 1 else one.reshape(())
+
+            return (((x.astype(np.int64) - (0 if zero is None else along(zero).astype(np.int64))) * along(scale)).astype(scale.dtype),)
+
+    return [DequantizeLinear]
 
 
 def _useful(view: Graph, graph: GraphProto, constants: dict[str, Array]) -> list[NodeProto]:
@@ -281,7 +304,7 @@ def _useful(view: Graph, graph: GraphProto, constants: dict[str, Array]) -> list
     kept: list[NodeProto] = []
     plain = not any(True for node in graph.node for _ in subgraphs(node))  # else a body may read a bypassed value
     for node in graph.node:
-        if node.op_type == "Constant":  # its value is looked up, as when layers are listed
+        if node.op_type in KEPT and all(name in constants for name in node.output):  # looked up, as when layers are listed
             kept.append(node)
             continue
         if all(name in constants for name in node.output if name) and len(node.output):

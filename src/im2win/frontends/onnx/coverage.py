@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from im2win.frontends.onnx.graph import Graph, name_of
 from im2win.frontends.onnx.layers import Fused, fusions, import_onnx, set_batch
+from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.problems import nested
 from im2win.frontends.onnx.shapes import infer
 
@@ -67,6 +68,8 @@ def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, pro
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, batch)
+    stated = {name_of(node): node.op_type for node in model.graph.node}  # a QLinearConv stays one in the list
+    in_pairs(onnx, copy)
     graph = Graph(infer(onnx, copy, strict=False).graph)
     found, _ = fusions(graph, fixed or batch or 1, products=products)
     found = {index: one for index, one in found.items() if name_of(graph.nodes[index]) in ours}
@@ -77,11 +80,12 @@ def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, pro
         if not _listed(node) or all(graph.fixed(name) for name in node.output if name):
             continue
         name, flops = name_of(node), _flops(graph, node)
+        operator = stated.get(name, node.op_type)
         if (one := found.get(index)) is None:
-            listed.append(Covered(name, node.op_type, False, flops))
+            listed.append(Covered(name, operator, False, flops))
         else:
             fused = tuple(graph.nodes[place].op_type for place in sorted((*one.ahead, *one.tail.nodes)))
-            listed.append(Covered(name, node.op_type, True, flops, fused, _unfused(graph, one, owners)))
+            listed.append(Covered(name, operator, True, flops, fused, _unfused(graph, one, owners)))
     return tuple(listed)
 
 

@@ -32,7 +32,7 @@ class Tail:
     output: str
 
 
-def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1, *, residuals: bool = True) -> Tail:
+def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1, *, residuals: bool = True, scalings: bool = True) -> Tail:
     """What can be fused after `value`, the output of a convolution or product. No other node may read the values in between.
 
     Scalings come first, then the addition of a tensor of the same shape (the residual), then an activation.
@@ -41,17 +41,18 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1, *, residual
         claimed: indices of additions that another convolution fused; an addition that is fused here is added.
         axis: of the channels.
         residuals: whether an addition may be fused.
+        scalings: whether scalings may be fused.
     """
     fields: dict[str, Any] = {}
-    scalings: list[int] = []
+    folded: list[int] = []
     residual: str | None = None
     nodes: list[int] = []
     while (found := _only_reader(graph, value)) is not None:
         index, node = found
         if graph.hands_on(node):
             nodes.append(index)
-        elif scales(graph, node, value, axis) and not _begins_activation(graph, node, value):
-            scalings.append(index)
+        elif scalings and scales(graph, node, value, axis) and not _begins_activation(graph, node, value):
+            folded.append(index)
             if node.op_type in ("BatchNormalization", "Add", "Sub"):
                 fields["bias"] = True
         else:
@@ -66,7 +67,7 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1, *, residual
         residual = node.input[1] if node.input[0] == value else node.input[0]
         value = node.output[0]
     activation, fused, value = activation_behind(graph, value)
-    return Tail({**fields, "activation": activation}, tuple(scalings), residual, frozenset((*scalings, *nodes, *fused)), value)
+    return Tail({**fields, "activation": activation}, tuple(folded), residual, frozenset((*folded, *nodes, *fused)), value)
 
 
 def padding_before(graph: Graph, value: str) -> tuple[int, str, tuple[int, int, int, int]] | None:

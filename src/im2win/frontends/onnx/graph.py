@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -56,10 +59,11 @@ class Graph:
     """Types, shapes, constants and readers of the values of a graph after shape inference.
 
     Args:
-        fixed: further values that are known to be the same in every run.
+        fixed: further values that are known to be the same in every run; a mapping gives the values themselves, too.
     """
 
     def __init__(self, graph: GraphProto, fixed: Iterable[str] = ()) -> None:
+        self._known: Mapping[str, npt.NDArray[Any]] = fixed if isinstance(fixed, Mapping) else {}
         self.nodes: list[NodeProto] = list(graph.node)
         self.types: dict[str, int] = {}  # TensorProto.DataType
         self.shapes: dict[str, Shape] = {}
@@ -119,6 +123,19 @@ class Graph:
 
         known = TensorProto.DataType.Name(self.types.get(name, TensorProto.FLOAT))
         return next((row.name for row in ELEMENT_TYPES.values() if row.onnx == known), "float32")
+
+    def array(self, name: str) -> npt.NDArray[Any] | None:
+        """The value of a constant; None if it is none, or computed, or lies in another file."""
+        from onnx import TensorProto, numpy_helper
+
+        if name in self._known:
+            return self._known[name]
+        value = self._constants.get(name)
+        if isinstance(value, float):
+            return np.array(value, np.float32)
+        if not isinstance(value, TensorProto) or value.data_location == TensorProto.EXTERNAL:
+            return None
+        return np.asarray(numpy_helper.to_array(value))
 
     def integers(self, name: str) -> list[int] | None:
         """The values of an integer constant; None for any other value."""

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from im2win.frontends.onnx import transposed
 from im2win.frontends.onnx.epilogues import Tail, padding_before, tail
 from im2win.frontends.onnx.graph import Graph, name_of
+from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.problems import Unsupported, nested, problem_of, product_of, scaled
+from im2win.frontends.onnx.quantised import Integers, fused, integers_of
 from im2win.frontends.onnx.shapes import infer
 from im2win.spec.conv2d import Conv2d, ConvError
 from im2win.spec.suites import Layer
@@ -60,12 +62,14 @@ class Fused:
     Attributes:
         data: the value that it reads.
         ahead: index of the Pad, if there is one.
+        integers: its integer operands, if it is one of a quantised model.
     """
 
     conv: Conv2d
     tail: Tail
     data: str
     ahead: tuple[int, ...] = ()
+    integers: Integers | None = None
 
 
 def layers_of(
@@ -107,6 +111,7 @@ def layers_of(
 
 def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool, products: bool) -> ModelLayers:
     fixed = set_batch(model.graph, batch)
+    in_pairs(onnx, model)
     graph = Graph(_inferred(onnx, model, label).graph)
     found, skipped = fusions(graph, fixed or batch or 1, epilogues=epilogues, products=products)
     layers: dict[int, Conv2d] = {}
@@ -119,7 +124,7 @@ def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, ep
 
 
 def fusions(
-    graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True, lines: bool = True
+    graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True, lines: bool = True, integers: bool = True
 ) -> tuple[dict[int, Fused], list[tuple[int, Skipped]]]:
     """The convolutions of a graph by the index of their node, and the skipped ones; see `layers_of`.
 
@@ -128,6 +133,7 @@ def fusions(
         epilogues: include what can be fused with them.
         products: include Gemm and MatMul, and transposed convolutions.
         lines: include 1-D and transposed convolutions.
+        integers: convolutions and products of a quantised model compute with its integers; else with the numbers that these stand for.
     """
     onnx = import_onnx()
     claimed: set[int] = set()
@@ -137,7 +143,7 @@ def fusions(
     for index, node in reversed(list(enumerate(graph.nodes))):
         skipped += [(index, Skipped(name_of(inner), reason)) for inner, reason in nested(node)]
         if products and (product := product_of(onnx, graph, node)) is not None:
-            found[index] = _fused(graph, product, node, claimed if epilogues else None, axis=-1)
+            found[index] = _fused(graph, product, node, claimed if epilogues else None, axis=-1, integers=integers)
         if "Conv" not in node.op_type:
             continue
         try:
@@ -145,24 +151,32 @@ def fusions(
                 conv = transposed.problem_of(onnx, graph, node, batch)
             else:
                 conv = problem_of(onnx, graph, node, batch, lines)
-            found[index] = _fused(graph, conv, node, claimed if epilogues else None)
+            found[index] = _fused(graph, conv, node, claimed if epilogues else None, integers=integers)
         except (Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(node), str(error))))
     return found, skipped
 
 
-def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None, axis: int = 1) -> Fused:
+def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None, axis: int = 1, *, integers: bool = True) -> Fused:
     data, output = node.input[0], node.output[0]
     if claimed is None:
-        return Fused(conv, Tail({}, (), None, frozenset(), output), data)
-    behind = tail(graph, output, claimed, axis, residuals=node.op_type != transposed.OPERATOR)
-    conv = conv.with_(**behind.fields)
-    if node.op_type != "Conv" or (found := padding_before(graph, data)) is None:
-        return Fused(conv, behind, data)
-    index, before, (top, left, bottom, right) = found
-    sides = tuple(own + added for own, added in zip(conv.padding, (top, left, bottom, right), strict=True))
-    conv = conv.with_(height=conv.height - top - bottom, width=conv.width - left - right, padding=sides)
-    return Fused(conv, behind, before, (index,))
+        plain = Tail({}, (), None, frozenset(), output)
+        one = integers_of(graph, node, data, conv) if integers else None
+        if one is not None:
+            conv = conv.with_(dtype=one.dtype, zero_point=one.zero_point)
+        return Fused(conv, plain, data if one is None else one.data, integers=one)
+    ahead: tuple[int, ...] = ()
+    if node.op_type == "Conv" and (found := padding_before(graph, data)) is not None:
+        index, data, (top, left, bottom, right) = found
+        sides = tuple(own + added for own, added in zip(conv.padding, (top, left, bottom, right), strict=True))
+        conv = conv.with_(height=conv.height - top - bottom, width=conv.width - left - right, padding=sides)
+        ahead = (index,)
+    one = integers_of(graph, node, data, conv) if integers else None
+    behind = tail(graph, output, claimed, axis, residuals=node.op_type != transposed.OPERATOR, scalings=one is None)
+    if one is not None:
+        conv, behind, one = fused(graph, conv, behind, one)
+        return Fused(conv, behind, one.data, ahead, one)
+    return Fused(conv.with_(**behind.fields), behind, data, ahead)
 
 
 def _counted(graph: Graph, found: dict[int, Conv2d]) -> tuple[Layer, ...]:

@@ -14,6 +14,7 @@ from im2win.frontends.models.parts import Convolution, folded
 from im2win.frontends.models.source import Array, Source, values_of
 from im2win.frontends.onnx.graph import Graph, name_of, reads_of
 from im2win.frontends.onnx.layers import Fused, ModelError, Skipped, fusions, import_onnx, set_batch
+from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.shapes import infer
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, _UNIT * (batch or 1))
+    in_pairs(onnx, copy)
     if fixed is not None and batch is not None and batch != fixed:
         raise ModelError(f"`batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
     try:

@@ -1,0 +1,235 @@
+"""Finds convolutions and products of integers in ONNX graphs: what DequantizeLinear feeds and QuantizeLinear reads.
+
+A QuantizeLinear or DequantizeLinear node states what integers stand for: ``real = scale * (integer - zero)``. A convolution of two such
+tensors is, with a filter whose zero is 0,
+
+    real y[k] = sx * sw[k] * (sum over (x - zx) * w  +  bias / (sx * sw[k]))
+
+which a `Conv2d` of integers computes with the scale sx * sw[k], or with sx * sw[k] / sy where a QuantizeLinear with scale sy follows. The
+bias is rounded to a multiple of sx * sw[k], in which quantised models store it already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.frontends.onnx.epilogues import Tail
+from im2win.frontends.onnx.graph import Graph, attributes_of
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+DOMAINS = ("", "ai.onnx", "com.microsoft")  # ONNX Runtime has the same operators for other types in its own domain
+_TYPES = {2: "uint8", 3: "int8"}  # by onnx.TensorProto.DataType
+_INT32 = 6
+_MOST_BIAS = 2**30  # leaves room for the sums in int32
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What integers stand for: ``scale * (integer - zero)``; one value for all, or one for every index of an axis.
+
+    Attributes:
+        scale: float32, 1-D.
+        zero: int64, 1-D, as many as scales, or one.
+    """
+
+    scale: Array
+    zero: Array
+    axis: int
+
+    def along(self, array: Array, rank: int) -> Array:
+        """Scales or zeros in a shape that broadcasts with the tensor."""
+        return array if array.size == 1 else array.reshape([-1 if place == self.axis % rank else 1 for place in range(rank)])
+
+
+@dataclass(frozen=True)
+class Integers:
+    """The integer operands of a convolution or product.
+
+    Attributes:
+        data: the value that it reads, of uint8 or int8.
+        dtype: of data.
+        zero_point: of data.
+        filter: the constant that holds its filters, of int8 or uint8.
+        steps: of the filters.
+        bias: the constant that is added, as the graph has it, or None.
+        unit: float32 [out_channels], the product of the scales of data and filters.
+        scale: float32 [out_channels], that of the `Conv2d`.
+        residual: the integers that it adds, or None.
+    """
+
+    data: str
+    dtype: str
+    zero_point: int
+    filter: str
+    steps: Steps
+    bias: str | None
+    unit: Array
+    scale: Array
+    residual: str | None = None
+
+
+def steps_of(graph: Graph, node: NodeProto) -> Steps | None:
+    """The constant scales and zeros of a QuantizeLinear or DequantizeLinear; None if they are computed, or given by block."""
+    stated = attributes_of(node)
+    scale = graph.array(node.input[1])
+    zero = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.int64)
+    if scale is None or zero is None or stated.get("block_size", 0) or scale.dtype != np.float32 or zero.dtype.kind not in "iu":
+        return None
+    if scale.ndim > 1 or zero.size not in (1, scale.size):
+        return None
+    return Steps(scale.reshape(-1), zero.reshape(-1).astype(np.int64), stated.get("axis", 1))
+
+
+def dequantised(graph: Graph, value: str) -> tuple[str, Steps] | None:
+    """The integers that a DequantizeLinear computes a value from; None if no such node computes it."""
+    found = graph.maker(value)
+    if found is None or found[1].op_type != DEQUANTIZE or found[1].domain not in DOMAINS:
+        return None
+    steps = steps_of(graph, found[1])
+    return None if steps is None else (found[1].input[0], steps)
+
+
+def integers_of(graph: Graph, node: NodeProto, data: str, conv: Conv2d) -> Integers | None:
+    """The integer operands of a Conv, Gemm or MatMul of float32, `conv`, that reads `data`; None if im2win cannot compute with integers."""
+    given, weights = dequantised(graph, data), dequantised(graph, node.input[1])
+    if node.op_type not in ("Conv", "Gemm", "MatMul") or given is None or weights is None or conv.dtype != "float32":
+        return None
+    (source, at), (filters, steps) = given, weights
+    dtype, stored = _TYPES.get(graph.types.get(source, 0)), _TYPES.get(graph.types.get(filters, 0))
+    stated = attributes_of(node)
+    channels = 0 if node.op_type == "Conv" or stated.get("transB", 0) else 1
+    rank = len(graph.shapes.get(filters, ()))
+    plain = stated.get("alpha", 1.0) == 1.0 and stated.get("beta", 1.0) == 1.0
+    if dtype is None or stored is None or at.scale.size != 1 or not plain or not graph.fixed(filters):
+        return None
+    if steps.scale.size > 1 and (steps.axis % rank != channels or steps.scale.size != conv.out_channels):
+        return None
+    values = graph.array(filters)
+    if (stored != "int8" or steps.zero.any()) and (values is None or not _fits(values, steps)):
+        return None
+    unit = np.broadcast_to(at.scale * steps.scale, conv.out_channels).astype(np.float32)
+    bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+    if not (np.isfinite(unit).all() and (unit > 0).all()) or not (bias is None or (graph.fixed(bias) and _small(graph, bias, unit))):
+        return None
+    return Integers(source, dtype, int(at.zero[0]), filters, steps, bias, unit, unit)
+
+
+def _fits(values: Array, steps: Steps) -> bool:
+    shifted = values.astype(np.int64) - steps.along(steps.zero, values.ndim)
+    return not shifted.size or bool(shifted.min() >= -128 and shifted.max() <= 127)
+
+
+def _small(graph: Graph, bias: str, unit: Array) -> bool:
+    """Whether a bias fits int32 in these units; True where its values are not in the file."""
+    values = _real(graph, bias)
+    return values is None or bool(np.abs(np.broadcast_to(values.reshape(-1), unit.shape) / unit).max() < _MOST_BIAS)
+
+
+def _real(graph: Graph, name: str) -> Array | None:
+    """The values of a constant in float64, those of a DequantizeLinear computed from its integers."""
+    if (found := dequantised(graph, name)) is not None:
+        source, steps = found
+        stored = graph.array(source)
+        if stored is None:
+            return None
+        scale, zero = (steps.along(one, max(stored.ndim, 1)) for one in (steps.scale.astype(np.float64), steps.zero))
+        return np.asarray((stored.astype(np.int64) - zero) * scale)
+    array = graph.array(name)
+    return None if array is None else array.astype(np.float64)
+
+
+def filters_and_bias(graph: Graph, node: NodeProto, one: Integers, conv: Conv2d) -> tuple[Array, Array | None]:
+    """The filters in int8 as `conv` has them, and the bias in int32.
+
+    Args:
+        graph: knows the values of all constants.
+    """
+    stored = graph.array(one.filter)
+    assert stored is not None, one.filter
+    weight = stored.astype(np.int64) - one.steps.along(one.steps.zero, stored.ndim)
+    if node.op_type != "Conv" and not attributes_of(node).get("transB", 0):
+        weight = weight.T
+    filters = np.ascontiguousarray(weight.astype(np.int8)).reshape(conv.filter_shape)
+    if one.bias is None:
+        return filters, None
+    real = _real(graph, one.bias)
+    assert real is not None, one.bias
+    return filters, np.rint(np.broadcast_to(real.reshape(-1), conv.out_channels) / one.unit).astype(np.int32)
+
+
+def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv2d, Tail, Integers]:
+    """The convolution of integers with what follows it, requantised if a QuantizeLinear ends it; else its outputs are float32.
+
+    Args:
+        behind: what follows, without scalings.
+    """
+    plain = {"dtype": one.dtype, "zero_point": one.zero_point}
+    floats = conv.with_(**plain, out_dtype="float32", **behind.fields), behind, one
+    if (whole := _sums(graph, conv, behind, one)) is not None:
+        return whole
+    readers = graph.readers(behind.output)
+    if len(readers) != 1 or readers[0][1].op_type != QUANTIZE or readers[0][1].domain not in DOMAINS:
+        return floats
+    index, node = readers[0]
+    steps, dtype = steps_of(graph, node), _TYPES.get(graph.types.get(node.output[0], 0))
+    if steps is None or steps.scale.size != 1 or dtype is None or node.input[0] != behind.output:
+        return floats
+    step, zero = steps.scale[0], int(steps.zero[0])
+    activation = _saturating(behind.fields.get("activation", "none"), float(step), zero, dtype)
+    residual = None
+    if behind.residual is not None:
+        added = dequantised(graph, behind.residual)
+        if added is None or _TYPES.get(graph.types.get(added[0], 0)) != dtype or added[1].scale.size != 1 or added[1].scale[0] != step:
+            return floats
+        residual, before = added[0], int(added[1].zero[0])
+        activation = behind.fields["activation"]
+        if activation not in ("none", "relu") or (before and activation != "none"):
+            return floats
+        zero -= before
+    limits = ELEMENT_TYPES[dtype].limits
+    assert limits is not None
+    if activation is None or not limits[0] <= zero <= limits[1]:
+        return floats
+    fields = {**plain, **behind.fields, "out_dtype": dtype, "out_zero_point": zero, "activation": activation}
+    nodes = frozenset((*behind.nodes, index))
+    scale = (one.unit / step).astype(np.float32)
+    if not np.isfinite(scale).all():
+        return floats
+    return (
+        conv.with_(**fields),
+        Tail({**behind.fields, "activation": activation}, behind.scalings, behind.residual, nodes, node.output[0]),
+        Integers(one.data, one.dtype, one.zero_point, one.filter, one.steps, one.bias, one.unit, scale, residual),
+    )
+
+
+def _sums(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv2d, Tail, Integers] | None:
+    """The convolution as sums in int32, if its operands have units of 1 and a conversion to int32 follows; else None."""
+    readers = graph.readers(behind.output)
+    if len(readers) != 1 or readers[0][1].op_type != "Cast" or behind.nodes or conv.bias or (one.unit != 1).any():
+        return None
+    index, node = readers[0]
+    if attributes_of(node)["to"] != _INT32:
+        return None
+    found = Tail(behind.fields, (), None, frozenset((index,)), node.output[0])
+    return conv.with_(dtype=one.dtype, zero_point=one.zero_point), found, one
+
+
+def _saturating(word: str, step: float, zero: int, dtype: str) -> str | None:
+    """The activation that is left of one before a QuantizeLinear, whose saturation does the rest; None if it is none of `Conv2d`'s."""
+    limits = ELEMENT_TYPES[dtype].limits
+    assert limits is not None
+    if word == "relu6" and round(6 / step) + zero >= limits[1]:
+        word = "relu"
+    if word == "relu":
+        return "none" if zero == limits[0] else "relu"
+    return "none" if word == "none" else None
