@@ -20,6 +20,7 @@ from im2win.numerics.reference import reference
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.schedules.cuda.families.multistage import OutputParts
+from im2win.schedules.cuda.families.scheduled import Scheduled
 from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
 from im2win.schedules.cuda.space.multistage import products
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
@@ -33,6 +34,7 @@ ROWS = {**SCHEDULES, "mcfa/tiled": replace(schedule_of("mcfa/tiled"), cuda=Outpu
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 OWN = (
     "direct/persistent", "direct/warp_specialized", "implicit_gemm/split_k", "winograd/tiled", "winograd/tensor_cores",
+    *(name for name, row in SCHEDULES.items() if isinstance(row.cuda, Scheduled)),
 )  # with tests of their own
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, MultistageTile | TensorCoreTile | PersistentTile]
