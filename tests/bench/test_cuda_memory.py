@@ -30,7 +30,9 @@ from im2win.schedules.cuda.families.multistage import OutputParts
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
 
-STORED = ("im2win/stored", "im2col/tiled", "mec/tiled", "winograd/tensor_cores")  # as whole tensors
+STORED = (  # as whole tensors
+    "im2win/stored", "im2col/tiled", "mec/tiled", "winograd/tensor_cores", "im2win/scheduled", "im2col/scheduled", "mec/scheduled",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
