@@ -14,8 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 def check_fields(value: Any, name: str = "") -> None:
     """Checks every field of a dataclass instance against its declared type, dataclasses in lists and dictionaries included.
 
-    Types may be `str`, `int`, `float`, `bool`, `None`, `Any`, `list[T]`, `dict[str, T]`, unions and dataclasses. A float may be stored as
-    an integer and must be finite.
+    Types may be `str`, `int`, `float`, `bool`, `None`, `Any`, `list[T]`, `tuple[T, ...]`, `dict[str, T]`, unions and dataclasses. A float
+    may be stored as an integer and must be finite.
 
     Args:
         value: an instance of a dataclass.
@@ -38,7 +38,7 @@ def _wrong(value: Any, kind: Any, name: str) -> Iterator[str]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, kind):
         for field in dataclasses.fields(kind):
             yield from _wrong(getattr(value, field.name), _hints(kind)[field.name], f"{name}.{field.name}" if name else field.name)
-    elif get_origin(kind) is list and isinstance(value, list):
+    elif get_origin(kind) in (list, tuple) and isinstance(value, get_origin(kind)):
         for place, one in enumerate(value):
             yield from _wrong(one, get_args(kind)[0], f"{name}[{place}]")
     elif get_origin(kind) is dict and isinstance(value, dict):

@@ -14,7 +14,7 @@ import numpy as np
 
 from im2win import __version__
 from im2win.common.field_types import check_fields
-from im2win.device.cpu import Machine
+from im2win.device.cpu import FEATURES, Machine
 from im2win.device.gpu import Gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.packing import codec
@@ -109,7 +109,11 @@ class Facts:
         if found.code != code_digest(found.target):
             raise MessageError(f"it runs other code (im2win {found.im2win:.20}) than this tuner (im2win {__version__}): install the same.")
         device: Device = _made(Machine, found.device, "device") if found.target == "cpu" else _made(Gpu, found.device, "device")
-        for name, value in dataclasses.asdict(device).items():
+        facts = dataclasses.asdict(device)
+        features = facts.pop("features", ())
+        if not set(features) <= set(FEATURES):
+            raise MessageError(f"`device.features` (={features!r:.100}) must be among {', '.join(FEATURES)}.")
+        for name, value in facts.items():
             if isinstance(value, str) and not (_WORD.fullmatch(value) or (name == "brand" and len(value) < 100 and value.isprintable())):
                 raise MessageError(f"`device.{name}` (={value!r:.60}) must be letters, digits, dots, dashes, signs and spaces.")
             if not isinstance(value, str) and not 0 < value < 1e15:
