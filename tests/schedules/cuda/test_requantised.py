@@ -80,7 +80,7 @@ def test_types_and_bytes() -> None:
     [
         (
             {"dtype": "int8", "out_dtype": "tf32"},
-            "`out_dtype` (='tf32') must be one of int32, int8, float16, bfloat16, float32 for `dtype` int8",
+            "`out_dtype` (='tf32') must be one of int32, int8, float16, bfloat16, float32, uint8 for `dtype` int8",
         ),
         ({"dtype": "float16", "out_dtype": "int8"}, "`out_dtype` (='int8') must be float16 for `dtype` float16"),
         ({"out_dtype": "int32"}, "`out_dtype` (='int32') must be float32 for `dtype` float32"),
