@@ -132,12 +132,12 @@ def test_a_rule_that_does_not_fit_leaves_the_source_and_the_log_says_why(caplog:
     assert applied.unit == unit and not applied.matches
     assert "pkf-shmem does not apply, the source stays as it is: V takes 8192 bytes of a block's shared memory" in caplog.text
     assert rewrite(unit, ["pkf-llc"], Settings(validators=(Objects(),))).unit == unit
-    assert "nobody objects to the fused kernel: no" in caplog.text
+    assert "nobody objects to the changed kernel: no" in caplog.text
 
 
 def test_unknown_rules() -> None:
-    assert list(RULE_SETS) == ["barriers", "pkf-shmem", "pkf-llc", "hip"]
-    with pytest.raises(ReconstructError, match=r"`rules` \(='fuse'\) must be among barriers, pkf-shmem, pkf-llc, hip"):
+    assert list(RULE_SETS) == ["barriers", "pipelines", "copies", "pkf-shmem", "pkf-llc", "hip"]
+    with pytest.raises(ReconstructError, match=r"`rules` \(='fuse'\) must be among barriers, pipelines, copies, pkf-shmem, pkf-llc, hip"):
         rule_sets(["barriers", "fuse"])
 
 

@@ -29,7 +29,9 @@ def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None
     source = re.sub(r"(__shfl\w*_sync\([^;]*), 32\)", r"\1)", made.source)  # the width of a warp, which the emulator has anyway
     source = source.replace("__activemask()", "0xffffffffu")
     emulation = Emulation(source, made.launches)
-    emulation({name: named[name.removesuffix("_ptr")] if name not in named else named[name] for name in emulation.names}, seed=1)
+    for name in emulation.names:  # sums in parts lie in the workspace, which is the function's "data"
+        named.setdefault(name, named.get(name.removesuffix("_ptr"), named.get("data")))
+    emulation({name: named[name] for name in emulation.names}, seed=1)
 
 
 def run(model: Any, feeds: dict[str, np.ndarray], dtype: str | None = None) -> tuple[list[np.ndarray], Assembly]:

@@ -10,7 +10,6 @@ import pytest
 import tvm
 from recorded import beside_default, fill, ok
 
-from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
@@ -63,7 +62,6 @@ def test_what_computes_it() -> None:
     refused = schedule_of("winograd/tensor_cores").supports(CONV, "cuda", "winograd")
     assert refused == "Winograd's form on tensor cores multiplies float16 or int8, not bfloat16"
     assert {row.supports(CONV, "cpu") for row in SCHEDULES.values()} >= {"its CPU schedule computes float32, not bfloat16", None}
-    assert Machine.host() and not any(row.supports(CONV, "cpu") is None for row in SCHEDULES.values())
 
 
 def test_tensors_between_numpy_and_pytorch_keep_their_bits() -> None:

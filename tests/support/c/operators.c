@@ -48,7 +48,8 @@ static int instructions(void) { return !atomic_load(&instructions_lack); }
 
 static const im2win_layer layer = {
     kernel, 4, -1, 1, 2, 2, TASKS, 0, 64,
-    {{4, {1, 2, 1, 3}, IMAGE}, {3, {1, 1, 2}, 2}, {4, {1, 2, 1, 3}, IMAGE}, {4, {1, 2, 1, 3}, IMAGE}}, instructions,
+    {{4, {1, 2, 1, 3}, IMAGE, 2, 32}, {3, {1, 1, 2}, 2, 2, 32}, {4, {1, 2, 1, 3}, IMAGE, 2, 32}, {4, {1, 2, 1, 3}, IMAGE, 2, 32}},
+    instructions,
 };
 const im2win_operator im2win_operators[] = {{"other", &layer}, {"one", &layer}};
 const size_t im2win_operator_count = 2, im2win_operator_workspace = TASKS * 64 + 63;

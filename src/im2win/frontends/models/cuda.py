@@ -20,7 +20,9 @@ from im2win.frontends.models.host import Chosen, Made, same_name
 from im2win.frontends.models.parts import Pool
 from im2win.frontends.models.program import Arguments, Call, Program, Shape, tensors_of
 from im2win.registry import cuda_lowering
-from im2win.registry.schedules import schedule_of
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import first_of
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.model import ALIGNMENT
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -45,9 +47,20 @@ class CudaKernels:
         distinct, found = list(dict.fromkeys(convs)), dict[Conv2d, Chosen]()
         for conv in distinct:
             self._reporter.step(len(found), f"choosing algorithm and tile of {conv}", total=len(distinct))
-            found[conv] = Chosen(*looked_up(conv, self.gpu, logs, accuracy=accuracy))
+            found[conv] = self._joinable(conv, Chosen(*looked_up(conv, self.gpu, logs, accuracy=accuracy)), accuracy)
         self._reporter.step(len(found))
         return found
+
+    def _joinable(self, conv: Conv2d, chosen: Chosen, accuracy: Accuracy) -> Chosen:
+        """The choice, or the default among kernels that the reconstructor does not rewrite: its source cannot be joined with others."""
+        if schedule_of(chosen.algorithm).on_gpu.reconstruction(chosen.tile) is None:
+            return chosen
+        backend, spaces = backend_for(self.gpu, accuracy), dict[str, list[tuple[float, Any]]]()
+        for row in candidates("auto", conv, "cuda", accuracy):
+            best = backend.ranked(conv, row)[:1]
+            spaces[row.key] = [pair for pair in best if row.on_gpu.reconstruction(pair[1]) is None]
+        first = first_of(conv, spaces, backend)
+        return chosen if first is None else Chosen(first[1], first[2], "default")
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
         """The kernels of a convolution with one tile: the product, and the transform before it if the algorithm has one."""
