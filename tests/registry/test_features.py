@@ -16,6 +16,9 @@ LAYERS = [
 ]  # fmt: skip
 
 
+SAME = {"asynchronous"}  # says the same of every tile of a space, so that no model could learn from it
+
+
 @pytest.mark.parametrize(("device", "read"), [(host(), cpu_backend.TILE_FEATURES), (H200, cuda_backend.TILE_FEATURES)], ids=["cpu", "cuda"])
 def test_a_backend_reads_all_that_tiles_say(device: Device, read: tuple[str, ...]) -> None:
     backend, said = backend_for(device), set()
@@ -24,4 +27,4 @@ def test_a_backend_reads_all_that_tiles_say(device: Device, read: tuple[str, ...
             tiles = [tile for _, tile in backend.ranked(conv, row)]
             said |= {name for tile in tiles for name in tile.features()}
             assert len({len(backend.features(conv, row, tile, 1.0)) for tile in (tiles[0], tiles[-1])}) == 1
-    assert said <= set(read) and len(set(read)) == len(read)
+    assert said - SAME <= set(read) and len(set(read)) == len(read)
