@@ -62,6 +62,7 @@ def test_what_computes_it() -> None:
     refused = schedule_of("winograd/tensor_cores").supports(CONV, "cuda", "winograd")
     assert refused == "Winograd's form on tensor cores multiplies float16 or int8, not bfloat16"
     assert {row.supports(CONV, "cpu") for row in SCHEDULES.values()} >= {"its CPU schedule computes float32, not bfloat16", None}
+    assert [row.key for row in candidates("auto", CONV, "cpu")] == ["direct/dot_product"]
 
 
 def test_tensors_between_numpy_and_pytorch_keep_their_bits() -> None:
