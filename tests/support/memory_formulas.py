@@ -11,6 +11,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "direct/tiled": lambda **_: 0,
     "direct/depthwise": lambda **_: 0,
     "direct/persistent": lambda **_: 0,
+    "direct/dot_product": lambda **_: 0,
     "direct/warp_specialized": lambda **_: 0,
     "im2col/tiled": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
     "im2win/stored": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,

@@ -19,7 +19,7 @@ from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
 from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
 from im2win.schedules.cuda.kernels.multistage import shared_bytes
 from im2win.schedules.cuda.loaders.im2col_taps import unit_elements
@@ -27,7 +27,6 @@ from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, products
 from im2win.schedules.cuda.tiles.multistage import ORDERS, MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import LAYOUTS, Conv2d
-from im2win.spec.dtypes import DTYPES
 from im2win.spec.suites import SUITES
 
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
@@ -168,7 +167,7 @@ LAYERS = (
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", MULTIPLIERS)
 @pytest.mark.parametrize("key", LAYERS)
 def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     """Only halo tiles of few channels are left to CUDA cores: a slab would be mostly zeros."""
@@ -201,7 +200,7 @@ def test_every_layer_of_the_suites_has_a_tile() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", MULTIPLIERS)
 def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None:
     for key in ("n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"):
         conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
@@ -254,7 +253,7 @@ def test_a_missing_field() -> None:
 def packs(draw: st.DrawFn) -> tuple[Conv2d, CudaPack]:
     groups = draw(st.sampled_from((1, 1, 2, 3)))
     kernel = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    dtype = draw(st.sampled_from(tuple(DTYPES)))
+    dtype = draw(st.sampled_from(tuple(MULTIPLIERS)))
     conv = Conv2d(1, groups * draw(st.integers(1, 40)), 5, 5, groups * draw(st.integers(1, 40)), kernel, groups=groups, dtype=dtype)
     form = draw(st.sampled_from(FORMS))
     run = draw(st.sampled_from((1, 2, 4, 8))) if form != "rows" else 1
