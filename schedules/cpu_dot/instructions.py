@@ -32,7 +32,6 @@ class Instruction:
         lanes: words of its vectors.
         features: by lanes, the features of a `Machine` of which it needs one; none where it needs none of them.
         shift: added to elements of int8.
-        per_cycle: vectors (for AMX: tiles of 16 rows) that a core begins in a cycle.
         title: what it is.
     """
 
@@ -44,7 +43,6 @@ class Instruction:
     lanes: tuple[int, ...]
     features: tuple[str, ...] = ()
     shift: int = 0
-    per_cycle: float = 2.0
 
     @property
     def tiles(self) -> bool:
@@ -70,16 +68,16 @@ class Instruction:
 
 INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction(
-        "amx", "tdpbssd, tdpbusd, tdpbsud: tiles of 16 x 64 bytes", ("int8", "uint8"), 4, "uint8", (16,), ("amx-int8",), per_cycle=1 / 16,
+        "amx", "tdpbssd, tdpbusd, tdpbsud: tiles of 16 x 64 bytes", ("int8", "uint8"), 4, "uint8", (16,), ("amx-int8",),
     ),
     Instruction(
         "vnni", "vpdpbusd: four products and three additions in int32", ("int8", "uint8"), 4, "uint8", (16, 8, 4),
         ("avx512vnni", "avxvnni"), SHIFT,
     ),
-    Instruction("madd", "vpmaddwd on int16, and an addition", ("int8", "uint8"), 2, "int16", (16, 8, 4), per_cycle=1.0),
-    Instruction("mul", "products in int32", ("int8", "uint8"), 1, "int32", (16, 8, 4, 2, 1), per_cycle=0.67),
-    Instruction("amx", "tdpbf16ps: tiles of 16 x 32 bfloat16", ("bfloat16",), 2, "uint16", (16,), ("amx-bf16",), per_cycle=1 / 16),
-    Instruction("dpbf16", "vdpbf16ps: two products in float32", ("bfloat16",), 2, "uint16", (16, 8, 4), ("avx512bf16",), per_cycle=1.0),
+    Instruction("madd", "vpmaddwd on int16, and an addition", ("int8", "uint8"), 2, "int16", (16, 8, 4)),
+    Instruction("mul", "products in int32", ("int8", "uint8"), 1, "int32", (16, 8, 4, 2, 1)),
+    Instruction("amx", "tdpbf16ps: tiles of 16 x 32 bfloat16", ("bfloat16",), 2, "uint16", (16,), ("amx-bf16",)),
+    Instruction("dpbf16", "vdpbf16ps: two products in float32", ("bfloat16",), 2, "uint16", (16, 8, 4), ("avx512bf16",)),
     Instruction("fma", "fused multiply-adds of float32", ("bfloat16",), 1, "float32", (16, 8, 4, 2, 1)),
 )  # fmt: skip
 NAMES = tuple(dict.fromkeys(one.name for one in INSTRUCTIONS))

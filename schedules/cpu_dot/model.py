@@ -26,7 +26,8 @@ COPIED = 2.0  # cycles of 64 copied bytes
 SCATTERED = 4.0  # cycles of a pixel that is copied by itself
 STRIDED = 24.0  # cycles of a vector of pixels that are far from each other in their planes
 STEP = 300.0  # cycles of a parallel step
-MULTIPLIED = {"madd": 0.5, "mul": 0.33, "dpbf16": 0.5}  # vectors that are multiplied and added in the time of a fused multiply-add
+MULTIPLIED = {"madd": 0.5, "mul": 0.33}  # vectors that are multiplied and added in the time of a fused multiply-add
+DPBF16 = {"znver": 1.0, "": 0.25}  # the same of vdpbf16ps, by the beginning of the microarchitecture's name: Intel's begin half of one
 
 
 def estimate(conv: Conv2d, tile: DotTile, machine: Machine) -> Estimate:
@@ -59,7 +60,8 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
         chunks = steps // geometry.chunk
         loads = tile.cols * _rows(tile.rows) / ROWS + tile.vectors * _rows(geometry.chunk) / ROWS
         return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
-    begun = fma_units(machine, tile.lanes) * MULTIPLIED.get(one.name, 1.0)
+    share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
+    begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
     loads = tile.vectors + tile.cols * (tile.vectors if tile.axis == "depthwise" else 1)
     step = max(sums / begun, loads / 2.0, LATENCY)
     taps = math.prod(conv.kernel) / (conv.kernel[1] if geometry.over_columns and tile.axis == "channels" else 1)

@@ -16,6 +16,7 @@ from im2win.spec.conv2d import Conv2d
 
 MOST_ROWS, MOST_PASSES = 112, 16  # output rows of a step, and steps that share the channels of some rows
 MOST_VECTORS, MOST_COLS = 4, 14
+LEAST_CHUNK = 4  # words of a row of AMX tiles: products of narrower ones take as long
 
 
 @functools.lru_cache(maxsize=4)
@@ -57,6 +58,8 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
     base = DotTile(one.name, one.group, axis, 16, 1, 1, 1, 1, 1)
     channels = conv.out_channels if axis == "depthwise" else conv.out_channels // conv.groups
     if one.tiles:
+        if Geometry(conv, base).chunk < LEAST_CHUNK:
+            return
         for cols, vectors in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)):
             for rows in _tile_rows(conv, axis, channels):
                 yield replace(base, vectors=vectors, cols=cols, rows=rows)
