@@ -1,40 +1,60 @@
-"""Measures the machine's ceilings, the two sides of the roofline: peak of fused multiply-adds and copy bandwidth.
+"""Measures the machine's ceilings, the two sides of the roofline: peaks of arithmetic and copy bandwidth.
 
-Both run like any subject of a benchmark (bench/harness.py): in a separate process, warmed up by time, on the same number of threads.
+They run like any subject of a benchmark (bench/harness.py): in a separate process, warmed up by time, on the same number of threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from im2win.bench import product_peak
 from im2win.bench.harness import Worker
 from im2win.bench.peers.subject import Subject, Tensors, Trial
+from im2win.codegen.llvm import llvm_target
 from im2win.device.cpu import Machine
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 COPY_BYTES = 512 << 20  # bytes read plus written; more than the level-3 cache of any CPU that was measured (the largest reports 480 MB)
 CHAINS = 12  # independent accumulators of a thread; two FMA units of latency four need eight
 STEPS = 1_000_000  # some milliseconds a call, so that waking threads does not count
+PRODUCT_STEPS = 200_000  # likewise
 PROCESSES = 2  # in one of them, the caller may share a CPU with a thread that it waits for
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The machine's ceilings: float32 GFLOPS of fused multiply-adds, and GB/s of a copy (bytes read plus bytes written)."""
+    """The machine's ceilings.
+
+    fma_gflops: float32 GFLOPS of fused multiply-adds. copy_gbs: GB/s of a copy, bytes read plus bytes written.
+    products: GFLOPS of the machine's fastest products in narrower types, by the names in `ElementType.ceilings`, where it has instructions
+        for them and they were measured.
+    """
 
     fma_gflops: float
     copy_gbs: float
+    products: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """All of them, as a result file holds them."""
+        return {"fma_gflops": self.fma_gflops, "copy_gbs": self.copy_gbs, **self.products}
+
+    def gflops(self, dtype: str) -> float:
+        """The arithmetic ceiling of an element type."""
+        return next((self.products[name] for name in ELEMENT_TYPES[dtype].ceilings if name in self.products), self.fma_gflops)
 
     def floor_ms(self, conv: Conv2d) -> float:
         """Least time of direct convolution in ms: its arithmetic at the peak, or each tensor moved once at copy bandwidth.
 
         A layer whose tensors stay in a cache between calls can be faster than the second bound.
         """
-        return max(conv.flops / self.fma_gflops, conv.bytes_moved / self.copy_gbs) / 1e6
+        return max(conv.flops / self.gflops(conv.dtype), conv.bytes_moved / self.copy_gbs) / 1e6
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,29 @@ class FmaPeak:
         factors = np.random.default_rng(0).uniform(0.25, 0.75, (threads, machine.lanes)).astype(np.float32)
         sums = np.full((threads, CHAINS, machine.lanes), np.nan, np.float32)
         held = [tvm.runtime.tensor(array, tvm.cpu()) for array in (factors, sums)]
+        return Trial(lambda: kernel(*held), held[1].numpy)
+
+
+@dataclass(frozen=True)
+class ProductPeak:
+    """Products in an element type between vector or tile registers, and nothing else, on every thread."""
+
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """Its name as a subject."""
+        return f"{self.dtype} peak"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        import tvm
+
+        machine = Machine.host(threads)
+        one = product_peak.fastest(self.dtype, machine)
+        assert one is not None
+        kernel = tvm.compile(product_peak.module(self.dtype, one, machine, PRODUCT_STEPS), llvm_target(machine))
+        sums = np.zeros(threads * product_peak.SUM_WORDS, one.sums)
+        held = [tvm.runtime.tensor(array, tvm.cpu()) for array in (np.ones(128, np.uint8), sums)]
         return Trial(lambda: kernel(*held), held[1].numpy)
 
 
@@ -101,8 +144,12 @@ def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
     return tvm.compile(schedule.mod, tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": threads}))
 
 
-def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5) -> Ceilings:
-    """Measures both ceilings. Each is the best of `repeats` measurements in `PROCESSES` processes, since a ceiling is an upper bound."""
+def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5, dtypes: Collection[str] = ()) -> Ceilings:
+    """Measures the ceilings. Each is the best of `repeats` measurements in `PROCESSES` processes, since a ceiling is an upper bound.
+
+    Args:
+        dtypes: element types whose products are measured, too, where the machine has instructions for them.
+    """
 
     def best(subject: Subject) -> float:
         return min(least(subject) for _ in range(PROCESSES))
@@ -113,5 +160,11 @@ def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5) -> Cei
             worker.warm(seconds_warmup)
             return min(worker.sample(settle=0.01, calls=1) for _ in range(repeats))
 
-    flops = 2.0 * threads * CHAINS * Machine.host(threads).lanes * STEPS
-    return Ceilings(fma_gflops=flops / best(FmaPeak()) / 1e9, copy_gbs=COPY_BYTES / best(Copy()) / 1e9)
+    machine = Machine.host(threads)
+    products: dict[str, float] = {}
+    for dtype in dtypes:
+        if (one := product_peak.fastest(dtype, machine)) is not None:
+            done = threads * product_peak.operations(one, machine) * PRODUCT_STEPS
+            products[ELEMENT_TYPES[dtype].ceilings[0]] = done / best(ProductPeak(dtype)) / 1e9
+    flops = 2.0 * threads * CHAINS * machine.lanes * STEPS
+    return Ceilings(fma_gflops=flops / best(FmaPeak()) / 1e9, copy_gbs=COPY_BYTES / best(Copy()) / 1e9, products=products)

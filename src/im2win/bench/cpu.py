@@ -13,7 +13,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,8 @@ def run(
     field += peers(list(against), tvm_trials, tvm_cache)
     wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
     machine = Machine.host(threads)
-    limits = ceilings.measure(machine.threads, seconds_warmup=seconds_warmup)
+    types = list(dict.fromkeys(layer.conv.dtype for layer in wanted))
+    limits = ceilings.measure(machine.threads, seconds_warmup=seconds_warmup, dtypes=types)
     result = new_result(suite, [layer.conv for layer in wanted], machine, limits, accuracy)
     rows: dict[int, Row] = {}
     if before is not None:
@@ -246,7 +247,7 @@ def _compare(row: Row, conv: Conv2d, medians: dict[str, float], ours: str, limit
     row.best_peer = min(medians, key=lambda name: medians[name], default=None)
     if row.ours_ms is not None:
         row.gflops = conv.flops / row.ours_ms / 1e6
-        row.roofline_fraction = roofline_fraction(row, ["exact"], asdict(limits))
+        row.roofline_fraction = roofline_fraction(row, ["exact"], limits.by_name)
     if row.best_peer is not None:
         best = medians[row.best_peer]
         row.ratio = best / row.ours_ms if row.ours_ms is not None else None
@@ -260,7 +261,7 @@ def new_result(
     batches = {conv.batch for conv in convs}
     return Result(
         suite=suite_of(suite, convs, accuracy),
-        dtype="+".join(sorted({conv.dtype for conv in convs})),
+        dtype="+".join(sorted({conv.types for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=machine.name,
         brand=machine.brand,
@@ -268,7 +269,7 @@ def new_result(
         versions=versions(),
         commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        ceilings={"fma_gflops": limits.fma_gflops, "copy_gbs": limits.copy_gbs},
+        ceilings=limits.by_name,
         digests=digests("cpu"),
     )
 

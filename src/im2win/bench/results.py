@@ -196,7 +196,8 @@ def arithmetic_roofs(types: str, accuracy: Collection[str], ceilings: Mapping[st
     """
     if types != "float32" or "tf32_gflops" not in ceilings:
         name = peak_name(types, ceilings)
-        return {{"f16_gflops": "float16 products", "s8_gflops": "int8 products"}.get(name, "FMA"): ceilings[name]}
+        narrow = {"f16_gflops": "bfloat16" if types.startswith("bfloat16") else "float16", "s8_gflops": "int8"}
+        return {f"{narrow[name]} products" if name in narrow else "FMA": ceilings[name]}
     if {"tf32", "winograd"} & set(accuracy):
         return {"FMA": ceilings["fma_gflops"], "TF32 products": ceilings["tf32_gflops"]}
     if "exact" in accuracy:

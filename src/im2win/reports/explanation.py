@@ -211,7 +211,7 @@ def _roofs(conv: Conv2d, device: Device, name: str, tile: Any, ceilings: Ceiling
     if isinstance(device, Machine):
         if ceilings is None:
             return {}
-        arithmetic, memory = conv.flops / ceilings.fma_gflops / 1e9, conv.bytes_moved / ceilings.copy_gbs / 1e9
+        arithmetic, memory = conv.flops / ceilings.gflops(conv.dtype) / 1e9, conv.bytes_moved / ceilings.copy_gbs / 1e9
     else:
         arithmetic, memory = product_cycles(conv, device, tile.product) / device.clock_hz, conv.bytes_moved / device.dram_bytes_s
     return ({"arithmetic": arithmetic} if exact and arithmetic else {}) | {"memory": memory}

@@ -43,7 +43,7 @@ def explain(
 
     made = checked_accuracy(accuracy)
     with reporting("explaining", len(wanted)) as reporter:
-        on, ceilings = _device(device, target, threads)
+        on, ceilings = _device(device, target, threads, list(dict.fromkeys(layer.conv.dtype for layer in wanted)))
         found = []
         for done, layer in enumerate(wanted):
             reporter.step(done, layer.name)
@@ -64,8 +64,8 @@ def explain(
         console.print(*([""] if number else []), *(escape(line) for line in lines(one)), sep="\n", soft_wrap=True)
 
 
-def _device(name: str | None, target: str, threads: int | None) -> tuple[Device, Ceilings | None]:
-    """The device that a name means, else this machine's of the target; of this machine's CPU the ceilings, too."""
+def _device(name: str | None, target: str, threads: int | None, dtypes: list[str]) -> tuple[Device, Ceilings | None]:
+    """The device that a name means, else this machine's of the target; of this machine's CPU the ceilings of these types, too."""
     from im2win.bench.ceilings import measure
     from im2win.bench.confirmation import device_named
     from im2win.registry.backends import backend_for, device_for
@@ -76,7 +76,7 @@ def _device(name: str | None, target: str, threads: int | None) -> tuple[Device,
             raise ValueError(f"`--device` (={name}) must have shipped records; `im2win logs show` with their folder lists devices.")
         return found, None
     here = device_for(target, threads)
-    return here, measure(backend_for(here).threads) if target == "cpu" else None
+    return here, measure(backend_for(here).threads, dtypes=dtypes) if target == "cpu" else None
 
 
 def lines(one: Explanation) -> list[str]:
