@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from im2win.common.messages import brief
 from im2win.frontends.onnx.layers import ModelError, load
 
 Array = npt.NDArray[Any]
 ACTIVATIONS = ("uint8", "int8")
+_LEAST_OPSET = 13  # of DequantizeLinear with a scale for every channel
+_LEAST_IR = 7  # of files of that operator set; before 4, constants had to be inputs, too, which those of folded normalisations are not
 _QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger")
 
 
@@ -90,11 +93,28 @@ def quantise(
         ready = Path(folder) / "ready.onnx"
         with contextlib.redirect_stdout(io.StringIO()):
             quant_pre_process(os.fspath(source), str(ready), skip_symbolic_shape=True)  # folds batch normalisation into filters
+            _raise_opset(ready, label)
             quantize_static(
                 str(ready), os.fspath(out), Reader(), quant_format=QuantFormat.QDQ, per_channel=per_channel, activation_type=kind,
                 weight_type=QuantType.QInt8,
             )  # fmt: skip
     return _losses(session, _session(ort, os.fspath(out), label), batches), sum(len(next(iter(one.values()))) for one in batches)
+
+
+def _raise_opset(path: Path, label: str) -> None:
+    """Converts a file of an older operator set to the least one that quantised operators need."""
+    from onnx import load_model, save_model, version_converter
+
+    model = load_model(path)
+    opset = next((one.version for one in model.opset_import if not one.domain), _LEAST_OPSET)
+    if opset >= _LEAST_OPSET:
+        return
+    model.ir_version = max(model.ir_version, _LEAST_IR)
+    try:
+        save_model(version_converter.convert_version(model, _LEAST_OPSET), path)
+    except Exception as error:  # onnx raises what its C++ code does
+        rule = f"must be of operator set {_LEAST_OPSET} or newer, or convertible to it; it is of {opset}"
+        raise ModelError(f"`source` (={label}) {rule}: {brief(error)}") from error
 
 
 def _session(ort: Any, path: str, label: str) -> Any:
