@@ -30,14 +30,15 @@ LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet5
 
 
 EXPORTED = ("mobilenetv3_large_100", "efficientnet_b0", "convnext_tiny", "deit_tiny_patch16_224", "unet")
+OTHER = ("mobilenetv2_100",)  # exported where they are named
 
 
 def source_of(model: str, folder: Path) -> Path:
     """The file of a model: as it is, or of one of the nine graphs with random weights or a network of PyTorch's, written to `folder`."""
-    if model not in (*LIGHT, *EXPORTED):
+    if model not in (*LIGHT, *EXPORTED, *OTHER):
         return Path(model)
     path = folder / f"{model}.onnx"
-    if model in EXPORTED:
+    if model not in LIGHT:
         _export(model, path)
         return path
     import onnx

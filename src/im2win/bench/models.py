@@ -238,13 +238,15 @@ def _gemm(torch: Any, turned: bool, x: Any, w: Any, bias: Any = None) -> Any:
 
 def measure(
     name: str, source: Path, library: Path, against: Sequence[str] = PEERS, threads: int = 1, rounds: int = 15, warmup: float = 0.5,
-    inside: Rewritten | None = None,
+    inside: Rewritten | None = None, beside: Sequence[Subject] = (), tolerance: float = TOLERANCE,
 ) -> ModelRow:  # fmt: skip
     """Times a compiled model and its peers on the same random inputs. Every output is checked against ONNX Runtime's.
 
     Args:
         source: the ONNX file that `library` was compiled from.
         inside: the same model for ONNX Runtime with im2win's convolutions, as a further subject.
+        beside: subjects that compute another model; their times are in `spread` only.
+        tolerance: the largest difference from ONNX Runtime's output, over the latter's largest magnitude.
 
     Raises:
         ValueError: an unknown peer.
@@ -259,6 +261,7 @@ def measure(
     subjects: list[Subject] = [Ours(library), OnnxRuntimeModel(library, source)]
     subjects += [TorchModel(library, source)] if "torch" in against else []
     subjects += [OnnxRuntimeModel(library, inside.path, name=INSIDE, operators=inside.library)] if inside else []
+    subjects += beside
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         outputs: dict[str, Array] = {}
@@ -269,7 +272,8 @@ def measure(
                 workers[subject.name] = worker
             except WorkerError as error:
                 row.peers_failed[subject.name] = str(error)
-        _judge(row, workers, outputs)
+        other = {one.name for one in beside}
+        _judge(row, workers, {subject: output for subject, output in outputs.items() if subject not in other}, tolerance)
         if "onnxruntime" not in against:
             workers.pop("onnxruntime", None)
         samples, failed = interleaved(workers, rounds, warmup)
@@ -288,7 +292,7 @@ def measure(
     return row
 
 
-def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array]) -> None:
+def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array], tolerance: float) -> None:
     """Drops every subject whose output differs from ONNX Runtime's."""
     expected = outputs.get("onnxruntime")
     if expected is None:
@@ -297,7 +301,7 @@ def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array])
     for name, output in outputs.items():
         error = np.abs(output.astype(float) - expected).max(initial=0.0) / largest if output.shape == expected.shape else float("inf")
         row.error = error if name == "ours" else row.error
-        if not error <= TOLERANCE:
+        if not error <= tolerance:
             row.peers_failed[name] = f"its output differs from ONNX Runtime's by {error:.1e} of the largest"
             workers.pop(name).close()
 

@@ -8,6 +8,7 @@ from typing import Any
 from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
+from im2win.studies.entries import FLOATS
 
 ALONE, ANOTHER, PAUSE = "alone", "another", "pause"  # before the timed call: the same one, one with tensors of its own, or none for a while
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
@@ -71,6 +72,31 @@ def _operators(study: Study) -> str:
         ratios += [row["ratio"]] if row["ratio"] else []
     rows.append(["geometric mean", "", "", "", number(geometric_mean(ratios), 2)])
     return markdown.table(["operator", "inputs", "im2win ms", "ONNX Runtime ms", "ratio"], rows, words=2)
+
+
+def quantised_table(studies: Sequence[Study]) -> str:
+    """Quantised models end to end: im2win, ONNX Runtime, and both on the float32 models, for every device."""
+    return "\n\n".join(f"{_quantised(study)}\n\n{_caption(study)}" for study in studies)
+
+
+def _quantised(study: Study) -> str:
+    rows = []
+    ratios: list[list[float]] = [[], []]
+    for row in study["models"]:
+        ours, theirs = row["ours_ms"], row["peers"].get("onnxruntime")
+        floats = [row["spread"].get(name, {}).get("median") for name in FLOATS]
+        found = [theirs / ours if ours and theirs else None, floats[0] / ours if ours and floats[0] else None]
+        for one, ratio in zip(ratios, found, strict=True):
+            one += [ratio] if ratio is not None else []
+        rows.append([row["model"], row["activations"], *(ms(one) for one in (ours, theirs, *floats)), *(number(one, 2) for one in found)])
+    rows.append(["geometric mean", *[""] * 5, *(number(geometric_mean(one), 2) for one in ratios)])
+    columns = ["model", "activations", "ours ms", "ONNX Runtime ms", "ours float32 ms", "ONNX Runtime float32 ms"]
+    table = markdown.table([*columns, "over ONNX Runtime", "over our float32"], rows, words=2)
+    failures = [
+        f"{row['model']}, {name}: {reason}"
+        for row in study["models"] for name, reason in [("ours", row["failed"]), *row["peers_failed"].items()] if reason
+    ]  # fmt: skip
+    return "\n\n".join([table, *(["Failed: " + "; ".join(failures)] if failures else [])])
 
 
 def pytorch_table(studies: Sequence[Study]) -> str:

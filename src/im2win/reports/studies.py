@@ -18,7 +18,20 @@ from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
-from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, OVERHEAD, PYTORCH, SCHEDULED, SHARED, SLIDING, UNTUNED, WINOGRAD_TC, ZOO
+from im2win.studies.entries import (
+    EPILOGUES,
+    MODELS,
+    OPERATORS,
+    OVERHEAD,
+    PYTORCH,
+    QUANTISED,
+    SCHEDULED,
+    SHARED,
+    SLIDING,
+    UNTUNED,
+    WINOGRAD_TC,
+    ZOO,
+)  # fmt: skip
 
 Study = Mapping[str, Any]
 
@@ -29,6 +42,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     WINOGRAD_TC: fused_report.table,
     MODELS: deploy_report.models_table,
     OPERATORS: deploy_report.operators_table,
+    QUANTISED: deploy_report.quantised_table,
     PYTORCH: deploy_report.pytorch_table,
     OVERHEAD: deploy_report.overhead_table,
     SHARED: deploy_report.shared_table,

@@ -21,7 +21,7 @@ from im2win.records.emission import emitted
 from im2win.registry.backends import Device
 from im2win.registry.ranking import default_tile
 from im2win.spec.conv2d import Conv2d
-from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, PYTORCH, SHARED, ZOO
+from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, PYTORCH, QUANTISED, SHARED, ZOO
 
 Study = Mapping[str, Any]
 Keys = Sequence[str]
@@ -58,6 +58,7 @@ LISTINGS: dict[str, Listing] = {
     ZOO: Listing("rows", _of_network, "network"),
     MODELS: Listing("models", lambda row: row.get("convs"), "model"),
     OPERATORS: Listing("models", lambda row: row.get("convs"), "model"),
+    QUANTISED: Listing("models", lambda row: row.get("convs"), "model"),
     EPILOGUES: Listing("layers", _with_and_without, "conv", default=True),
     PYTORCH: Listing("layers", lambda row: [row["conv"]] if row["conv"] else []),
     SHARED: Listing("layers", lambda key: [key]),

@@ -8,6 +8,9 @@ from collections.abc import Container, Sequence
 ZOO, UNTUNED, EPILOGUES = "zoo", "untuned", "epilogues"
 MODELS, OPERATORS, PYTORCH, OVERHEAD, SHARED = "models", "operators", "pytorch-models", "op-overhead", "shared-process"
 
+QUANTISED = "quantised-models"
+FLOATS = {"ours float32": "ours", "onnxruntime float32": "onnxruntime"}  # subjects on the float32 model: whose they are
+
 SCHEMA = 2  # of files of studies: since 2 they hold the `digests` of the source (`im2win.bench.source`); older files have no number, or 1
 
 LADDER = "ladder-"  # prefix of the suite's name in a ladder's result
