@@ -49,6 +49,28 @@ def test_it_writes_a_model_and_prints_the_loss(command: Callable[..., Any], fold
     assert again.status == 2 and "must be a float32 model" in again.err
 
 
+def test_models_of_older_operator_sets_are_converted(command: Callable[..., Any], folder: Path, monkeypatch: Any) -> None:
+    """Operator set 9 with constants that are inputs, too, as in files of IR version 3; a normalisation is folded into its filters."""
+    monkeypatch.chdir(folder)
+    ones = {name: np.ones(8, np.float32) for name in ("scale", "shift", "mean", "variance")}
+    nodes = [
+        node("Conv", "x w", "a"), node("BatchNormalization", "a scale shift mean variance", "b"), node("GlobalAveragePool", "b", "c"),
+        node("Flatten", "c", "y"),
+    ]  # fmt: skip
+    weights = {"w": np.random.default_rng(0).normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32), **ones}
+    model = graph(nodes, {"x": (1, 3, 8, 8)}, weights)
+    model.ir_version = 3
+    model.opset_import[0].version = 9
+    for constant in model.graph.initializer:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(constant.name, constant.data_type, constant.dims))
+    onnx.save(model, "old.onnx")
+    done = command("quantize", "old.onnx", "--calibrate", "data.npz", "--out", "new.onnx")
+    assert done.status == 0, done.err
+    written = onnx.load(folder / "new.onnx")
+    assert written.opset_import[0].version >= 13
+    assert "BatchNormalization" not in [one.op_type for one in written.graph.node]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from im2win.common.markdown import number
 from im2win.reports.deploy import quantised_table
 
 
@@ -26,6 +27,6 @@ def test_table() -> None:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert cells[2] == ["a", "uint8", "2.000", "4.000", "8.000", "9.000", "2.00", "4.00"]
     assert cells[3][-2:] == ["0.50", "1.00"]
-    assert cells[4][2] == cells[4][-1] == cells[4][-2] == "–"
+    assert cells[4][2] == cells[4][-1] == cells[4][-2] == number(None, 2)
     assert [cell.strip("*") for cell in cells[5]][-2:] == ["1.00", "2.00"]
     assert "Failed: c, ours: no kernel" in lines
