@@ -36,6 +36,8 @@ _GENERATORS = {
         "schedules/studies/winograd_tc/*",
     ),
 }  # fmt: skip
+# Of these folders, what only CPUs' kernels are made with. `codegen/cuda.py` takes exceptions and a hash function from `codegen/llvm.py`.
+_NOT_OF = {"cpu": frozenset[str](), "cuda": frozenset({"packing/cpu_dot.py", "codegen/llvm.py"})}
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there are, and nothing of how one is computed
 _SELECTORS = ("registry/backends.py", "registry/interface.py", "registry/{target}_backend.py", "registry/ranking.py", "records/merit.py")
@@ -47,12 +49,16 @@ _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say n
 
 def files(target: str) -> list[Path]:
     """The files that generate kernels for a target, "cpu" or "cuda"."""
-    return [path for path in _found(_GENERATORS[target]) if not chooses(path.relative_to(ROOT))]
+    return [path for path in _generators(target) if not chooses(path.relative_to(ROOT))]
 
 
 def choice_files(target: str) -> list[Path]:
     """The files that select the default tile of a problem for a target, and that say which records beat it."""
-    return _found((*_GENERATORS[target], *(path.format(target=target) for path in _SELECTORS)))
+    return sorted({*_generators(target), *_found(path.format(target=target) for path in _SELECTORS)})
+
+
+def _generators(target: str) -> list[Path]:
+    return [path for path in _found(_GENERATORS[target]) if path.relative_to(ROOT).as_posix() not in _NOT_OF[target]]
 
 
 def _found(patterns: Iterable[str]) -> list[Path]:
