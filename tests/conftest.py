@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,22 @@ class Done:
 def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other tests a timed process never has its CPUs to itself: starting it anew, seconds each time, would not help."""
     monkeypatch.setattr("im2win.bench.harness.RESTARTS", 0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ceilings_once() -> Iterator[None]:
+    """A CPU's ceilings are measured once in a run: each takes processes of its own, and most of a short benchmark's time."""
+    from im2win.bench import ceilings
+
+    measure = functools.lru_cache(lambda threads, dtypes: unchanged(threads, dtypes=dtypes))
+    unchanged = ceilings.measure
+
+    def once(threads: int, repeats: int = 15, seconds_warmup: float = 0.5, dtypes: Collection[str] = ()) -> ceilings.Ceilings:
+        return measure(threads, tuple(dtypes))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "measure", once)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

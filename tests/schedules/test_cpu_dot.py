@@ -37,7 +37,7 @@ SERVER = Machine(
 )  # fmt: skip
 DESKTOP = Machine("Some CPU", "alderlake", "avx2", 2, 8, 16, 32 << 10, 1 << 20, 32 << 20, ("avxvnni",))
 OLD = Machine("Some CPU", "haswell", "avx2", 2, 8, 16, 32 << 10, 256 << 10, 8 << 20)
-RANDOM = 2000  # problems of the exhaustive test
+RANDOM = 300  # problems; `make fuzz` draws thousands
 CHUNK = 50  # of these in a test
 
 
