@@ -72,8 +72,17 @@ def converted(conv: Conv2d, value: Expr) -> Expr:
         low, high = (tirx.const(float(limit - conv.out_zero_point), "float32") for limit in limits)
         whole = tirx.nearbyint(tirx.max(low, tirx.min(high, value))).astype("int32")
         return (whole + tirx.const(conv.out_zero_point, "int32") if conv.out_zero_point else whole).astype(conv.out_dtype)
-    if conv.out_dtype != "bfloat16":
-        return value.astype(conv.out_dtype)
+    return cast(value, conv.out_dtype)
+
+
+def cast(value: Expr, dtype: str) -> Expr:
+    """A number in another floating-point type, rounded to nearest even; bfloat16 by its bits, since TVM's own conversion of it fails."""
+    if str(value.ty) == dtype:
+        return value
+    if str(value.ty) in ("bfloat16", "float16"):
+        value = widened(value)
+    if dtype != "bfloat16":
+        return value if str(value.ty) == dtype else value.astype(dtype)
     bits = tirx.Var("bits", "uint32")
     even = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
     rounded = ((bits + tirx.const(_HALF, "uint32") + even) >> tirx.const(16, "uint32")).astype("uint16")

@@ -1,4 +1,4 @@
-"""PyTorch and ONNX Runtime compute int8, uint8, bfloat16 and float16 layers as `Conv2d` defines them, but for one step of an integer output."""
+"""PyTorch and ONNX Runtime compute int8, uint8, bfloat16 and float16 layers as `Conv2d` defines, but for one step of an integer output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8, uint8, bfloat16 and float16 layers as C libraries and as exported operators: exactly, with filters packed by C as Python packs them."""
+"""int8, uint8 and 16-bit float layers as C libraries and as exported operators: exactly, with filters packed by C as Python packs them."""
 
 from __future__ import annotations
 

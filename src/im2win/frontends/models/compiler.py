@@ -90,7 +90,7 @@ def compile_model(
     label, model = read(source)
     device = device_for(target, threads)
     if (trials := checked_trials(trials)) is not None:
-        precision = chosen(model, device, dtype)
+        precision = chosen(model, dtype)
         convs = [conv for size in sizes for conv in _problems(model, size, precision)]
         tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
     with reporting(f"compiling {label}") as reporter:
@@ -166,7 +166,7 @@ def write_model(
     reporter: Reporter | None = None,
 ) -> ModelManifest:
     """Writes the library of a model, its weights and its manifest. The device may be a GPU that this machine does not have."""
-    precision, ports = chosen(model, device, dtype), dict[str, str]()
+    precision, ports = chosen(model, dtype), dict[str, str]()
     if precision in NARROW:
         model, ports = widened(model)
     assembly = Assembly(label, logs, accuracy, kernels_for(device, reporter), precision)
