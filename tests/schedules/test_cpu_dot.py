@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ops import host
 from oracle import Array, Tensors, oracle
 from schedules_dot import dot_tensors
 
+import im2win
 from im2win.builder.build import build, build_tile
 from im2win.codegen.llvm import TileError, compile_module
 from im2win.device.cpu import Machine
@@ -379,6 +381,13 @@ def test_calls_name_what_is_wrong() -> None:
     assert layer(x, out=out) is out and np.array_equal(out, oracle(conv, **tensors))
     layer.rebind(-w, bias, scale)
     assert np.array_equal(layer(x), oracle(conv, **{**tensors, "filter": -w}))
+
+
+def test_a_record_of_float16_is_found_and_says_nothing_about_bfloat16(tmp_path: Path) -> None:
+    """On CPUs the types are multiplied by different instructions."""
+    conv = Conv2d.parse("n1-c8x6x6-k16x1x1-float16")
+    im2win.tune(conv, trials=2, logs=tmp_path)
+    assert build(conv, logs=tmp_path).tuned and not build(conv.with_(dtype="bfloat16"), logs=tmp_path).tuned
 
 
 def test_geometry_of_strides() -> None:

@@ -14,6 +14,7 @@ import light  # noqa: E402
 from model_emulation import run  # noqa: E402
 from model_graphs import classifier, dense, graph, helper, integers, node, norm, numpy_helper, peer, typed  # noqa: E402
 
+from im2win.device.cpu import Machine  # noqa: E402
 from im2win.device.gpu import H200  # noqa: E402
 from im2win.frontends.models.assembly import Assembly  # noqa: E402
 from im2win.frontends.models.compiler import write_model  # noqa: E402

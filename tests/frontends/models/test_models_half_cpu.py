@@ -46,7 +46,8 @@ def residual_network() -> Any:
 
     def conv(data: str, inputs: int, outputs: int, kernel: int, stride: int, relu: bool = True) -> str:
         number = len(constants)
-        constants[f"w{number}"] = (RANDOM.standard_normal((outputs, inputs, kernel, kernel)) / np.sqrt(inputs * kernel**2)).astype(np.float32)
+        filters = RANDOM.standard_normal((outputs, inputs, kernel, kernel)) / np.sqrt(inputs * kernel**2)
+        constants[f"w{number}"] = filters.astype(np.float32)
         nodes.append(node("Conv", f"{data} w{number}", f"c{number}", strides=[stride] * 2, pads=[kernel // 2] * 4))
         constants.update(norm(outputs, f"n{number}"))
         names = " ".join(f"n{number}{letter}" for letter in "gbmv")

@@ -148,7 +148,9 @@ class Assembly:
         functions: dict[str, Any] = {}
         for number, response in enumerate(parts.responses):
             shape, last = layouts.shape(response.source), layouts.last(response.output)
-            function = half.response(shape, response, last, self.dtype, able.arithmetic) if self.narrow else kernels.response(shape, response)
+            function = kernels.response(shape, response)
+            if self.narrow:
+                function = half.response(shape, response, last, self.dtype, able.arithmetic)
             functions[f"response_{number}"] = function
             program.calls.append(Call(f"response_{number}", (layouts.reads(response.source, last),), (layouts.makes(response.output),)))
         for number, pool in enumerate(parts.pools):

@@ -1,8 +1,9 @@
 """Elementary functions of operators that are no convolutions, as expressions that LLVM vectorises, in place of calls of the C library.
 
 `LEGALIZATIONS` is for `relax.transform.LegalizeOps`: operators of float32 become the expressions of `compute.arithmetic` that convolutions
-apply in their epilogues, and conversions from and to bfloat16 those of `compute.dot_product`. An operator's argument may be any number, so that exp is continued to 0 and to infinity here; activations need
-no more of exp than epilogues do, as what it adds to 1 or is divided by hides the difference.
+apply in their epilogues, and conversions from and to bfloat16 those of `compute.dot_product`: TVM's own evaluate their argument several
+times, and bind its variables as often. An operator's argument may be any number, so that exp is continued to 0 and to infinity here;
+activations need no more of exp than epilogues do, as what it adds to 1 or is divided by hides the difference.
 """
 
 from __future__ import annotations
