@@ -1,14 +1,14 @@
-"""The convolution of int8, uint8 and bfloat16 as sums of dot products of words, and its epilogue on CPUs.
+"""The convolution of int8, uint8, bfloat16 and float16 as sums of dot products of words, and its epilogue on CPUs.
 
     O[n, j, m, x] = sum over u, v, w of dot(I[n, w, m*s + u*d, x*s + v*d], F[j, w, u, v]) + offset[j]        w word of channels
 
-A word has as many neighbouring channels as an instruction multiplies and adds at once: four int8, two bfloat16. Products of integers and
-their sums are exact, in any order. Inputs may be shifted (int8 plus 128 are the unsigned bytes that vpdpbusd multiplies) and have a zero
-point; both are constants that every element of a window has, so that they leave a constant in a channel's sum, minus which is its
-`offset`, computed when filters are packed (`packing.cpu_dot`).
+A word has as many neighbouring channels as an instruction multiplies and adds at once: four int8, two bfloat16, one float16 (as
+float32). Products of integers and their sums are exact, in any order. Inputs may be shifted (int8 plus 128 are the unsigned bytes that
+vpdpbusd multiplies) and have a zero point; both are constants that every element of a window has, so that they leave a constant in a
+channel's sum, minus which is its `offset`, computed when filters are packed (`packing.cpu_dot`).
 
 The epilogue is that of `Conv2d`, operation by operation: int32 sums plus offset and bias are converted, scaled, added to the residual,
-activated, limited, rounded. Sums of bfloat16 are float32, and what follows is, too, up to the output.
+activated, limited, rounded. Sums of bfloat16 and float16 are float32, and what follows is, too, up to the output.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def widened(value: Expr) -> Expr:
     return value.astype("float32")
 
 
-def bits_widened(bits: Expr, lanes: int = 1) -> Expr:
-    """A vector of bfloat16, given as their bits, in float32."""
+def bits_widened(bits: Expr, dtype: str, lanes: int = 1) -> Expr:
+    """A vector of bfloat16 or float16, given as their bits, in float32."""
+    if dtype == "float16":
+        return tirx.reinterpret(f"float16x{lanes}" if lanes > 1 else "float16", bits).astype(f"float32x{lanes}" if lanes > 1 else "float32")
     wide, narrow = (f"{kind}x{lanes}" if lanes > 1 else kind for kind in ("float32", "uint32"))
     shift = tirx.const(16, "uint32")
     return tirx.reinterpret(wide, bits.astype(narrow) << (tirx.Broadcast(shift, lanes) if lanes > 1 else shift))
@@ -70,8 +72,17 @@ def converted(conv: Conv2d, value: Expr) -> Expr:
         low, high = (tirx.const(float(limit - conv.out_zero_point), "float32") for limit in limits)
         whole = tirx.nearbyint(tirx.max(low, tirx.min(high, value))).astype("int32")
         return (whole + tirx.const(conv.out_zero_point, "int32") if conv.out_zero_point else whole).astype(conv.out_dtype)
-    if conv.out_dtype != "bfloat16":
-        return value.astype(conv.out_dtype)
+    return cast(value, conv.out_dtype)
+
+
+def cast(value: Expr, dtype: str) -> Expr:
+    """A number in another floating-point type, rounded to nearest even; bfloat16 by its bits, since TVM's own conversion of it fails."""
+    if str(value.ty) == dtype:
+        return value
+    if str(value.ty) in ("bfloat16", "float16"):
+        value = widened(value)
+    if dtype != "bfloat16":
+        return value if str(value.ty) == dtype else value.astype(dtype)
     bits = tirx.Var("bits", "uint32")
     even = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
     rounded = ((bits + tirx.const(_HALF, "uint32") + even) >> tirx.const(16, "uint32")).astype("uint16")

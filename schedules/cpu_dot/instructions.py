@@ -1,4 +1,4 @@
-"""The table of instructions that multiply int8 and bfloat16 on CPUs, one row each.
+"""The table of instructions that multiply int8, bfloat16 and float16 on CPUs, one row each.
 
 All of them take words of 32 bits: elements of neighbouring input channels, whose products with a filter's word they add to a sum of 32
 bits.
@@ -78,7 +78,7 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction("mul", "products in int32", ("int8", "uint8"), 1, "int32", (16, 8, 4, 2, 1)),
     Instruction("amx", "tdpbf16ps: tiles of 16 x 32 bfloat16", ("bfloat16",), 2, "uint16", (16,), ("amx-bf16",)),
     Instruction("dpbf16", "vdpbf16ps: two products in float32", ("bfloat16",), 2, "uint16", (16, 8, 4), ("avx512bf16",)),
-    Instruction("fma", "fused multiply-adds of float32", ("bfloat16",), 1, "float32", (16, 8, 4, 2, 1)),
+    Instruction("fma", "fused multiply-adds of float32", ("bfloat16", "float16"), 1, "float32", (16, 8, 4, 2, 1)),
 )  # fmt: skip
 NAMES = tuple(dict.fromkeys(one.name for one in INSTRUCTIONS))
 

@@ -1,4 +1,4 @@
-"""int8, uint8 and bfloat16 on CPUs: dot products of words of channels.
+"""int8, uint8, bfloat16 and float16 on CPUs: dot products of words of channels.
 
 parallel (channel pass, n, block of output rows)
     copy = input rows in words, zeros around them          # level-1 or level-2 cache
@@ -82,7 +82,7 @@ class _Kernel:
             given = {key: T.arg(key, T.buffer(shapes[key], conv.dtypes[key])) for key in conv.arguments}
             for key, buffer in given.items():
                 dtype = conv.dtypes[key]
-                bits = "uint16" if dtype == "bfloat16" and key in ("data", "filter", "bias") else dtype
+                bits = "uint16" if ELEMENT_TYPES[dtype].narrow and key in ("data", "filter", "bias") else dtype
                 self.tensors[key] = vectors.flat(buffer, math.prod(shapes[key]), bits, ELEMENT_TYPES[dtype].itemsize)
             self._body()
         return builder.get()
@@ -218,7 +218,7 @@ class _Kernel:
     def _numbers(self, name: str, first: Expr, lanes: int) -> Expr:
         """A vector of biases or scales of neighbouring channels, in the type that they are used in."""
         value = load(self.tensors[name], first, lanes)
-        return value if self.sums == "int32" else bits_widened(value, lanes)
+        return value if self.sums == "int32" else bits_widened(value, self.conv.dtype, lanes)
 
     def _numbers_of_block(self, words: Expr, channel: Expr) -> dict[tuple[str, int], Expr]:
         """Vectors of the offsets, biases and scales of a block's channels, which lie side by side, by (name, vector)."""

@@ -12,6 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from im2win.compute.dot_product import bits_widened
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import Instruction
@@ -45,14 +46,14 @@ class Copy:
     # --- what all axes share
 
     def _given(self, at: Expr, lanes: int) -> Expr:
-        """A vector of neighbouring elements of the input; of bfloat16 their bits."""
+        """A vector of neighbouring elements of the input; of bfloat16 and float16 their bits."""
         return load(self._data, at, lanes)
 
     def _converted(self, value: Expr, lanes: int) -> Expr:
         """Elements of the input in the type that is staged."""
         dtype, staged = self._conv.dtype, self._staged
         if staged == "float32":
-            return tirx.reinterpret(typed("float32", lanes), value.astype(typed("uint32", lanes)) << constant(16, "uint32", lanes))
+            return bits_widened(value, dtype, lanes)
         if dtype == "bfloat16":
             return value
         if staged != "uint8":

@@ -1,4 +1,4 @@
-"""PyTorch and ONNX Runtime compute int8, uint8 and bfloat16 layers as `Conv2d` defines them, but for one step of an integer output."""
+"""PyTorch and ONNX Runtime compute int8, uint8, bfloat16 and float16 layers as `Conv2d` defines, but for one step of an integer output."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ LAYERS: list[tuple[str, tuple[Subject, ...]]] = [
     ("n2-c16x9x11-k24x1x1-int8", (ORT,)),
     ("n1-c16x9x11-k24x3x3-p1-uint8-out.float32", (LAST,)),
     ("n1-c16x9x11-k24x3x3-p1-bfloat16-NHWC-bias-add-relu", (TORCH, LAST)),
+    ("n1-c16x9x11-k24x3x3-p1-float16-NHWC-bias-add-relu", (TORCH, LAST)),
 ]
 
 
@@ -42,7 +43,8 @@ def test_peers(key: str, subjects: tuple[Subject, ...]) -> None:
     ("subject", "key", "reason"),
     [
         (TORCH, "n1-c8x6x6-k8x3x3-int8-out.int8", "take uint8"), (ORT, "n1-c8x6x6-k8x3x3-int8-out.int8-add", "no residual"),
-        (ORT, "n1-c8x6x6-k8x3x3-bfloat16", "must be float32 or int8 or uint8"), (TORCH, "n1-c8x6x6-k8x3x3-float16", "must be float32"),
+        (ORT, "n1-c8x6x6-k8x3x3-bfloat16", "must be float32 or int8 or uint8"),
+        (ORT, "n1-c8x6x6-k8x3x3-float16", "must be float32"),
     ],
 )  # fmt: skip
 def test_refused(subject: Subject, key: str, reason: str) -> None:

@@ -1,10 +1,11 @@
-"""int8, uint8 and bfloat16 on the CPU: exactly, for every instruction, layout and epilogue; what is emitted, what is refused."""
+"""int8, uint8, bfloat16 and float16 on the CPU: exactly, for every instruction, layout and epilogue; what is emitted, what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ops import host
 from oracle import Array, Tensors, oracle
 from schedules_dot import dot_tensors
 
+import im2win
 from im2win.builder.build import build, build_tile
 from im2win.codegen.llvm import TileError, compile_module
 from im2win.device.cpu import Machine
@@ -28,6 +30,7 @@ from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, instruction
 from im2win.schedules.cpu_dot.legality import violations
 from im2win.schedules.cpu_dot.tile import DotTile, axis_of
 from im2win.spec.conv2d import Conv2d, ConvError
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 NAME = "direct/dot_product"
 ROW = schedule_of(NAME)
@@ -52,8 +55,8 @@ def check(conv: Conv2d, tile: DotTile) -> None:
     """A tile's kernel gives every output of the oracle, to the last bit."""
     tensors = dot_tensors(conv)
     y, expected = called(build_tile(conv, NAME, tile, host()), tensors), oracle(conv, **tensors)
-    if conv.dtype == "bfloat16":
-        expected = expected.astype(np.float32).astype("bfloat16").astype(np.float64)
+    if ELEMENT_TYPES[conv.dtype].narrow:
+        expected = expected.astype(np.float32).astype(conv.dtype).astype(np.float64)
     wrong = ~(y.astype(np.float64) == expected)
     assert not wrong.any(), f"{conv} {tile}: {wrong.sum()} of {y.size} differ, the first at {np.argwhere(wrong)[0]}"
 
@@ -96,7 +99,7 @@ PROBLEMS = [
     ("n1-c7x5x5-k19x5x5-s3x2-p4", "windows of zeros"),
 ]  # fmt: skip
 KINDS = [
-    ("int8", {}), ("uint8", {"zero_point": 131, "activation": "relu"}), ("bfloat16", {}),
+    ("int8", {}), ("uint8", {"zero_point": 131, "activation": "relu"}), ("bfloat16", {}), ("float16", {}),
     ("int8", {"out_dtype": "int8", "zero_point": -7, "out_zero_point": 5}),
     ("uint8", {"out_dtype": "uint8", "zero_point": 128, "out_zero_point": 3}), ("int8", {"out_dtype": "float16"}),
     ("int8", {"out_dtype": "bfloat16"}), ("uint8", {"out_dtype": "float32"}),
@@ -141,14 +144,14 @@ def random_problem(draw: random.Random) -> Conv2d:
         if draw.random() < 0.15:
             groups = channels = draw.choice([3, 8, 16, 24, 33])
             filters = channels * draw.choice([1, 1, 2])
-        dtype = draw.choice(["int8", "uint8", "bfloat16"])
-        out = None if dtype == "bfloat16" else draw.choice([None, "int8", "uint8", "float16", "bfloat16", "float32"])
+        dtype = draw.choice(["int8", "uint8", "bfloat16", "float16"])
+        out = None if ELEMENT_TYPES[dtype].narrow else draw.choice([None, "int8", "uint8", "float16", "bfloat16", "float32"])
         narrow, kernel = out in ("int8", "uint8"), sides(7) if draw.random() < 0.5 else (draw.choice([1, 3]),) * 2
 
         def zero(kind: str | None) -> int:
             return draw.randint(0, 255) if kind == "uint8" else draw.randint(-128, 127)
 
-        with_zeros = dtype != "bfloat16" and draw.random() < 0.5
+        with_zeros = ELEMENT_TYPES[dtype].integer and draw.random() < 0.5
         try:
             return Conv2d(
                 draw.choice([1, 2]), channels, draw.randint(1, 20), draw.randint(1, 40), filters, kernel, stride=sides(3),
@@ -163,7 +166,7 @@ def random_problem(draw: random.Random) -> Conv2d:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("activation", ["silu", "leaky_relu0.1", "sigmoid", "tanh", "hardsigmoid", "hardswish", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", None), ("int8", "float32"), ("uint8", "float16")])
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", None), ("float16", None), ("int8", "float32"), ("uint8", "float16")])
 def test_activations_that_round(activation: str, dtype: str, out_dtype: str | None) -> None:
     conv = Conv2d.parse("n1-c8x6x7-k16x3x3-p1-NHWC-bias-add").with_(dtype=dtype, out_dtype=out_dtype, activation=activation)
     tensors = dot_tensors(conv)
@@ -182,14 +185,39 @@ def test_saturation_and_halves() -> None:
     assert np.array_equal(y.reshape(33, 4), np.clip(np.rint(np.arange(-16, 17)[:, None] * w.reshape(1, 4) * scale), -128, 127))
 
 
-def test_bfloat16_rounds_to_even_and_keeps_what_is_no_number() -> None:
-    conv = Conv2d(1, 1, 1, 8, 4, 1, dtype="bfloat16", layout="NHWC", bias=True)
+@pytest.mark.parametrize(("dtype", "half", "large"), [("bfloat16", 2.0**-8, 2.0**100), ("float16", 2.0**-11, 65504.0)])
+def test_narrow_floats_round_to_even_and_keep_what_is_no_number(dtype: str, half: float, large: float) -> None:
+    """Halves of the last place, infinity, NaN; the largest number; a sum beyond it; numbers below the normal ones."""
+    conv = Conv2d(1, 1, 1, 10, 4, 1, dtype=dtype, layout="NHWC", bias=True)
     op = build_tile(conv, *default_tile(conv, NAME, host()), host())
-    x = np.array([1, 3, np.nan, np.inf, -np.inf, 2.0**100, 0, -1], np.float32).astype("bfloat16").reshape(conv.input_shape)
-    w, bias = np.ones(conv.filter_shape).astype("bfloat16"), np.full(4, 2.0**-8).astype("bfloat16")
-    y = op.bind(w, bias)(x).astype(np.float32).reshape(8, 4)
-    exact = (x.astype(np.float32).reshape(8, 1) + np.float32(2.0**-8)).astype("bfloat16").astype(np.float32)
-    np.testing.assert_array_equal(y, np.broadcast_to(exact, (8, 4)))
+    x = np.array([1, 3, np.nan, np.inf, -np.inf, large, 0, -1, 2.0**-24, -3 * 2.0**-24], np.float32).astype(dtype).reshape(conv.input_shape)
+    for bias in (half, 0.0, large):
+        w, added = np.ones(conv.filter_shape).astype(dtype), np.full(4, bias).astype(dtype)
+        y = op.bind(w, added)(x).astype(np.float32).reshape(10, 4)
+        with np.errstate(over="ignore"):
+            exact = (x.astype(np.float32).reshape(10, 1) + np.float32(bias)).astype(dtype).astype(np.float32)
+        np.testing.assert_array_equal(y, np.broadcast_to(exact, (10, 4)))
+
+
+def test_float16_is_converted_a_vector_at_a_time() -> None:
+    """Inputs, biases, residuals and outputs, in both layouts: no element by a library call, one instruction for a vector."""
+    for key in ("n1-c64x16x16-k64x3x3-p1-float16-bias-add-relu", "n1-c64x14x14-k64x3x3-p1-float16-NHWC-bias-add-relu"):
+        conv = Conv2d.parse(key)
+        for machine, register in ((SERVER, "zmm"), (OLD, "ymm")):
+            tile = DotTile("fma", 1, axis_of(conv), machine.lanes, 2, 4, 1, 2, 1)
+            assert violations(conv, tile, machine) == []
+            code = assembly(conv, tile, machine)
+            assert re.search(rf"vcvtph2psx?\s.*%{register}", code) and re.search(rf"vcvtps2phx?\s.*%{register}", code)
+            assert "hfsf2" not in code and "sfhf2" not in code and "vpextrw" not in code
+
+
+def test_float16_without_instructions_for_it() -> None:
+    """A CPU that converts no vectors of float16 calls functions for it, which the library has or gets from the compiler."""
+    old = Machine("Some CPU", "nehalem", "sse2", 1, 4, 16, 32 << 10, 256 << 10, 8 << 20)
+    conv = Conv2d.parse("n1-c5x7x9-k17x3x3-s2-p1-float16-bias-add")
+    tensors = dot_tensors(conv)
+    y = called(build_tile(conv, *default_tile(conv, NAME, old), old), tensors)
+    assert np.array_equal(y.astype(np.float64), oracle(conv, **tensors))
 
 
 # --- what is emitted
@@ -220,6 +248,8 @@ EMITTED = [
     ("n1-c64x14x14-k64x3x3-p1-int8-NHWC", OLD, ("madd", 8, 2, 4), "vpmaddwd", "ymm"),
     ("n1-c64x14x14-k64x3x3-p1-bfloat16-NHWC", SERVER, ("dpbf16", 16, 4, 6), "vdpbf16ps", "zmm"),
     ("n1-c64x14x14-k64x3x3-p1-bfloat16", OLD, ("fma", 8, 2, 4), "vfmadd", "ymm"),
+    ("n1-c64x14x14-k64x3x3-p1-float16-NHWC", SERVER, ("fma", 16, 4, 6), "vfmadd", "zmm"),
+    ("n1-c64x14x14-k64x3x3-p1-float16", OLD, ("fma", 8, 2, 4), "vfmadd", "ymm"),
 ]  # fmt: skip
 
 
@@ -266,13 +296,13 @@ def test_amx_tiles(key: str, wanted: str) -> None:
 def test_a_machine_without_features_has_tiles() -> None:
     """Every machine computes every type; AMX and VNNI need their features."""
     plain = Machine("Some CPU", "cortex-a76", "asimd", 4, 4, 32, 64 << 10, 512 << 10, 4 << 20)
-    for dtype in ("int8", "uint8", "bfloat16"):
+    for dtype in ("int8", "uint8", "bfloat16", "float16"):
         conv = Conv2d.parse("n1-c16x14x14-k32x3x3-p1").with_(dtype=dtype)
         known = ((plain, {"mul", "fma"}), (OLD, {"madd", "mul", "fma"}), (SERVER, {"amx", "vnni", "dpbf16", "mul", "fma"}))
         for machine, names in known:
             found = {tile.instruction for _, tile in ranked_tiles(conv, ROW, machine)}
             assert found and found <= names, (dtype, machine.mcpu)
-            assert machine is not SERVER or "amx" in found
+            assert machine is not SERVER or dtype == "float16" or "amx" in found
 
 
 REFUSED = [
@@ -351,6 +381,13 @@ def test_calls_name_what_is_wrong() -> None:
     assert layer(x, out=out) is out and np.array_equal(out, oracle(conv, **tensors))
     layer.rebind(-w, bias, scale)
     assert np.array_equal(layer(x), oracle(conv, **{**tensors, "filter": -w}))
+
+
+def test_a_record_of_float16_is_found_and_says_nothing_about_bfloat16(tmp_path: Path) -> None:
+    """On CPUs the types are multiplied by different instructions."""
+    conv = Conv2d.parse("n1-c8x6x6-k16x1x1-float16")
+    im2win.tune(conv, trials=2, logs=tmp_path)
+    assert build(conv, logs=tmp_path).tuned and not build(conv.with_(dtype="bfloat16"), logs=tmp_path).tuned
 
 
 def test_geometry_of_strides() -> None:

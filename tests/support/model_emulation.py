@@ -37,7 +37,7 @@ def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None
 def run(model: Any, feeds: dict[str, np.ndarray], dtype: str | None = None) -> tuple[list[np.ndarray], Assembly]:
     """The outputs of a model as its driver would compute them."""
     label, whole = read(model)
-    precision, ports = chosen(whole, H200, dtype), dict[str, str]()
+    precision, ports = chosen(whole, dtype), dict[str, str]()
     if precision in NARROW:
         whole, ports = widened(whole)
     source = with_ports(at_batch(whole, label, None), ports)

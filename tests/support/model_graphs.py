@@ -46,6 +46,21 @@ def graph(
     return onnx.shape_inference.infer_shapes(made)  # fills in the outputs' shapes
 
 
+def typed(model: Any, dtype: str) -> Any:
+    """A float32 model with weights, inputs and outputs in float16 or bfloat16."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    for tensor in made.graph.initializer:
+        if tensor.data_type == FLOAT:
+            array = numpy_helper.to_array(tensor).astype(dtype)
+            tensor.CopyFrom(helper.make_tensor(tensor.name, code, array.shape, array.tobytes(), raw=True))
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.elem_type = code if value.type.tensor_type.elem_type == FLOAT else value.type.tensor_type.elem_type
+    del made.graph.value_info[:]
+    return made
+
+
 def peer(model: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = ort.SessionOptions()
     options.log_severity_level = 3

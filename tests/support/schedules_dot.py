@@ -1,4 +1,4 @@
-"""Tensors for problems in int8, uint8 and bfloat16 whose outputs are exact."""
+"""Tensors for problems in int8, uint8, bfloat16 and float16 whose outputs are exact."""
 
 from __future__ import annotations
 

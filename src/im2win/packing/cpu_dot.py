@@ -15,7 +15,10 @@ Array = npt.NDArray[Any]
 
 WORD = 4  # bytes
 ORDERS = ("steps", "rows")
-_WIDE = {("int8", 4): "int8", ("int8", 2): "int16", ("int8", 1): "int32", ("bfloat16", 2): "bfloat16", ("bfloat16", 1): "float32"}
+_WIDE = {
+    ("int8", 4): "int8", ("int8", 2): "int16", ("int8", 1): "int32",
+    ("bfloat16", 2): "bfloat16", ("bfloat16", 1): "float32", ("float16", 1): "float32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

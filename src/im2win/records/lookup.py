@@ -175,7 +175,7 @@ def find(
 
     4. "none".
 
-    `search` asks once more for a problem in a type that has a twin (`spec.dtypes`), in that type: "other type".
+    On a GPU `search` asks once more for a problem in a type that has a twin (`spec.dtypes`), in that type: "other type".
 
     What is borrowed in tiers 2 and 3 must also promise to beat this layer's default tile here, unless only the epilogue differs.
 
@@ -263,7 +263,7 @@ def search(
         target=backend.target,
         threads=backend.threads,
     )
-    twin = ELEMENT_TYPES[conv.dtype].twin
+    twin = ELEMENT_TYPES[conv.dtype].twin if backend.target == "cuda" else ""
     if found.tier == "exact" or not twin:
         return found
     other = search(conv.with_(dtype=twin, out_dtype=None), device, names, logs, accuracy, default)

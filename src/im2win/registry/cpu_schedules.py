@@ -201,7 +201,7 @@ class Depthwise(OwnModules):
 
 @dataclass(frozen=True)
 class DotProduct(OwnModules):
-    """Dot products of words of channels, in int8, uint8 and bfloat16: schedules/cpu_dot/."""
+    """Dot products of words of channels, in int8, uint8, bfloat16 and float16: schedules/cpu_dot/."""
 
     family = "dot"
     exact = True

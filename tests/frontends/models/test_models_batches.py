@@ -106,8 +106,8 @@ def test_worker_processes_make_the_same_code(tmp_path: Path) -> None:
     alone = [build(job) for job in jobs]
     objects = [job.path.read_bytes() for job in jobs]
     assert list(in_processes(jobs, 1)) == alone and [job.path.read_bytes() for job in jobs] == objects
-    impossible = Job(convs[0].with_(dtype="float16"), "conv", machine, None, "exact", tmp_path / "x.o")
-    with pytest.raises(ValueError, match="n1-c3x8x8-k8x3x3-float16-bias-relu: no algorithm computes"):
+    impossible = Job(convs[0].with_(dtype="int8", activation="silu"), "conv", machine, None, "exact", tmp_path / "x.o")
+    with pytest.raises(ValueError, match="n1-c3x8x8-k8x3x3-int8-bias-silu: no algorithm computes"):
         list(in_processes([impossible], 1))
 
 

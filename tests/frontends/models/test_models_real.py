@@ -105,7 +105,7 @@ def test_compile_and_run(command: Any, tmp_path: Path) -> None:
         (["run", tmp_path / "nosuch.so"], "no manifest there"),
         (["compile", tmp_path / "model.onnx", "--out", library, "--batch", "one"], "must be integers with commas between them"),
         (["compile", tmp_path / "nosuch.onnx", "--out", library], "must be an existing file"),
-        (["compile", tmp_path / "model.onnx", "--out", library, "--dtype", "float16"], "`dtype` (='float16') must be float32 or left out"),
+        (["compile", tmp_path / "model.onnx", "--out", library, "--dtype", "int8"], "`dtype` (='int8') must be float32, float16, bfloat16"),
     ):
         done = command(*words)
         assert done.status == 2 and message in done.err and done.err.count("\n") == 1, done.err

@@ -25,8 +25,14 @@ def model(nodes: list[Any], inputs: dict[str, tuple[int, ...]], kind: int, opset
 
 
 def test_bfloat16_is_named() -> None:
+    """A model that has bfloat16 values, though not all of its filters are."""
     w = helper.make_tensor("w", TensorProto.BFLOAT16, [4, 4, 1, 1], np.ones(16, np.float32))
-    made = model([helper.make_node("Conv", ["x", "w"], ["y"])], {"x": (1, 4, 8, 8)}, TensorProto.BFLOAT16, 22, (w,))
+    v = helper.make_tensor("v", TensorProto.FLOAT, [4, 4, 1, 1], np.ones(16, np.float32))
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT),
+        helper.make_node("Conv", ["b", "v"], ["c"]), helper.make_node("Cast", ["c"], ["y"], to=TensorProto.BFLOAT16),
+    ]  # fmt: skip
+    made = model(nodes, {"x": (1, 4, 8, 8)}, TensorProto.BFLOAT16, 22, (w, v))
     with pytest.raises(ModelError, match="must have inputs and outputs of integers, booleans or IEEE floats; 'x' is bfloat16"):
         im2win.compile_model(made)
 

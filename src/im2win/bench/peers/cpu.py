@@ -39,7 +39,6 @@ class Torch:
         return "torch_nhwc" if self.channels_last else "torch_nchw"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        _need(conv, self.name, "float32", "bfloat16", "uint8", "int8")
         try:
             import torch
         except ImportError as error:

@@ -55,7 +55,7 @@ def compile_(
     threads: options.Threads = None,
     target: options.Target = "cpu",
     accuracy: options.Accuracy = "float32",
-    dtype: Annotated[str | None, typer.Option(help="float16 or bfloat16, on a GPU, or float32; the model's own if not said.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float16, bfloat16 or float32; the model's own if not said.")] = None,
     trials: options.TrialsOfUntuned = None,
     compare: Annotated[bool, typer.Option(help="Time the library against ONNX Runtime, on a CPU where that is installed.")] = True,
     json: options.Json = False,

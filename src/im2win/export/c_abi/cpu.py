@@ -211,7 +211,7 @@ def _dot(conv: Conv2d, pack: DotPack) -> list[str]:
     shift = conv.zero_point + (pack.shift if conv.dtype == "int8" else 0)
     sizes = (
         single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, int(pack.order == "rows"), int(integers),
-        shift, math.prod(pack.shape(conv)),
+        int(conv.dtypes["filter"] == "float16"), shift, math.prod(pack.shape(conv)),
     )  # fmt: skip
     return [f"static const im2win_dot filters = {_braces(sizes)};"]
 

@@ -63,10 +63,20 @@ int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, f
 }
 
 /* Stores a filter element as the element of a word that the kernel's instruction multiplies. */
+/* The bits of a float16 as those of a float32. */
+static uint32_t widened(uint16_t bits) {
+  uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = (uint32_t)(bits & 0x7FFF) << 13, exponent = bits & 0x7C00;
+  if (exponent == 0x7C00) return sign | 0x7F800000 | rest; /* infinite, or not a number */
+  if (exponent) return sign | (rest + (112u << 23));
+  float small = (float)(bits & 0x3FF) * 0x1p-24f; /* zero, or below the normal numbers */
+  memcpy(&rest, &small, sizeof rest);
+  return sign | rest;
+}
+
 static void store(const im2win_dot *layer, const void *w, size_t from, unsigned char *to) {
   if (!layer->integers) {
     uint16_t bits = ((const uint16_t *)w)[from];
-    uint32_t wide = (uint32_t)bits << 16; /* a float32 */
+    uint32_t wide = layer->halves ? widened(bits) : (uint32_t)bits << 16; /* a float32 */
     if (layer->group == 2)
       memcpy(to, &bits, sizeof bits);
     else

@@ -22,9 +22,9 @@ typedef struct {
 } im2win_transformed;
 
 /* group: elements of a word of 32 bits; rows_first: whether a block is [block][steps] instead of [steps][block]; integers: whether filters
-   are int8, with offsets behind them, or bfloat16; shift: what the offsets take off every input. */
+   are int8, with offsets behind them; halves: whether others are float16, else bfloat16; shift: what the offsets take off every input. */
 typedef struct {
-  int out_channels, in_channels, rows, columns, groups, block, group, rows_first, integers, shift;
+  int out_channels, in_channels, rows, columns, groups, block, group, rows_first, integers, halves, shift;
   size_t packed;
 } im2win_dot;
 

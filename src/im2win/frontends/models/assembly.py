@@ -89,8 +89,9 @@ class Assembly:
         """
         self._ports(source, batch)
         able = self.kernels
+        wide = not self.narrow
         parts = take_apart(
-            source, batch, lines=not self.narrow, resizes=able.resizes, alignment=able.alignment, integers=able.integers
+            source, batch, lines=wide, resizes=able.resizes and wide, alignment=able.alignment, integers=able.integers and wide
         )
         layers: Sequence[Convolution] = parts.convolutions
         if self.narrow:
@@ -135,7 +136,9 @@ class Assembly:
                 self._declare(source, program, name)
         for interleave in parts.interleaves:
             program.declare(interleave.source, interleave.shape, "float32")
-        layouts = NarrowLayouts(source, parts, program, self.dtype) if self.narrow else TensorLayouts(source, parts, program)
+        able, layouts = self.kernels, TensorLayouts(source, parts, program)
+        if self.narrow:
+            layouts = NarrowLayouts(source, parts, program, self.dtype, able.arithmetic)
         for one in layers:
             self._convolution(program, layouts, one)
         for view in parts.views:
@@ -145,12 +148,14 @@ class Assembly:
         functions: dict[str, Any] = {}
         for number, response in enumerate(parts.responses):
             shape, last = layouts.shape(response.source), layouts.last(response.output)
-            function = half.response(shape, response, last, self.dtype) if self.narrow else kernels.response(shape, response)
+            function = kernels.response(shape, response)
+            if self.narrow:
+                function = half.response(shape, response, last, self.dtype, able.arithmetic)
             functions[f"response_{number}"] = function
             program.calls.append(Call(f"response_{number}", (layouts.reads(response.source, last),), (layouts.makes(response.output),)))
         for number, pool in enumerate(parts.pools):
             shape, made, last = layouts.shape(pool.source), layouts.shape(pool.output), layouts.last(pool.output)
-            function = half.pool(shape, made, pool, self.dtype) if self.narrow else self.kernels.pool(shape, made, pool)
+            function = half.pool(shape, made, pool, self.dtype, able.arithmetic) if self.narrow else self.kernels.pool(shape, made, pool)
             functions[f"pool_{number}"] = function
             program.calls.append(Call(f"pool_{number}", (layouts.reads(pool.source, last),), (layouts.makes(pool.output),)))
         for number, interleave in enumerate(parts.interleaves):

@@ -62,7 +62,7 @@ def compile_model(
     Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` builds for its shape. The
     kernel includes the batch normalisation, bias, residual addition and activation that follow, and its filters are packed now. TVM
     compiles the rest into parallel loops. All tensors are NCHW, as in ONNX, so that no layout is converted. In a float16 or bfloat16 model
-    on a GPU the tensors between convolutions are NHWC, and its inputs and outputs are converted.
+    the tensors between convolutions are NHWC, and its inputs and outputs are converted.
 
     Args:
         source: path of an ONNX file, or a loaded model.
@@ -72,7 +72,7 @@ def compile_model(
         logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: the rounding that kernels may use; see `im2win.build`.
-        dtype: "float16" or "bfloat16", on a GPU: filters and the tensors between layers are rounded to it, sums are float32, and inputs and
+        dtype: "float16" or "bfloat16": filters and the tensors between layers are rounded to it, sums are float32, and inputs and
             outputs keep the model's types. "float32", or None for the model's own.
         trials: candidates to tune each layer with that has no record of this device, as for `im2win.tune`. The records go to the first
             folder of `logs`, else to the user's, where later calls find them. None tunes nothing.
@@ -90,7 +90,7 @@ def compile_model(
     label, model = read(source)
     device = device_for(target, threads)
     if (trials := checked_trials(trials)) is not None:
-        precision = chosen(model, device, dtype)
+        precision = chosen(model, dtype)
         convs = [conv for size in sizes for conv in _problems(model, size, precision)]
         tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
     with reporting(f"compiling {label}") as reporter:
@@ -166,7 +166,7 @@ def write_model(
     reporter: Reporter | None = None,
 ) -> ModelManifest:
     """Writes the library of a model, its weights and its manifest. The device may be a GPU that this machine does not have."""
-    precision, ports = chosen(model, device, dtype), dict[str, str]()
+    precision, ports = chosen(model, dtype), dict[str, str]()
     if precision in NARROW:
         model, ports = widened(model)
     assembly = Assembly(label, logs, accuracy, kernels_for(device, reporter), precision)

@@ -15,7 +15,7 @@ from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
-from im2win.frontends.models import gpu_loops, kernels
+from im2win.frontends.models import gpu_loops, half, kernels
 from im2win.frontends.models.host import Chosen, Made, same_name
 from im2win.frontends.models.parts import Pool
 from im2win.frontends.models.program import Arguments, Call, Program, Shape, tensors_of
@@ -34,6 +34,7 @@ class CudaKernels:
 
     alignment = ALIGNMENT  # kernels use vector loads
     resizes = integers = False
+    arithmetic = half.GPU
 
     def __init__(self, gpu: Gpu, reporter: Reporter | None = None) -> None:
         self.gpu, self._reporter = gpu, reporter or Reporter("")

@@ -1,8 +1,9 @@
 """Elementary functions of operators that are no convolutions, as expressions that LLVM vectorises, in place of calls of the C library.
 
 `LEGALIZATIONS` is for `relax.transform.LegalizeOps`: operators of float32 become the expressions of `compute.arithmetic` that convolutions
-apply in their epilogues. An operator's argument may be any number, so that exp is continued to 0 and to infinity here; activations need
-no more of exp than epilogues do, as what it adds to 1 or is divided by hides the difference.
+apply in their epilogues, and conversions from and to bfloat16 those of `compute.dot_product`: TVM's own evaluate their argument several
+times, and bind its variables as often. An operator's argument may be any number, so that exp is continued to 0 and to infinity here;
+activations need no more of exp than epilogues do, as what it adds to 1 or is divided by hides the difference.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from im2win.compute.arithmetic import TensorExpressions
+from im2win.compute.dot_product import cast
 from im2win.spec.activations import apply
 
 _ABOVE, _BELOW = 8.0, 24.0  # exp(x) is exp(x - 8) * exp(8) for large x, and exp(x + 24) * exp(-24) for small x
@@ -64,4 +66,20 @@ _FORMULAS: dict[str, Callable[[Any], Any]] = {
     "relax.nn.gelu": _activation("gelu"),
     "relax.nn.gelu_tanh": _activation("gelu_tanh"),
 }
+
+
+def _astype(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """`relax.astype` between float types of which one is bfloat16; other calls as they are."""
+    (tensor,) = call.args
+    types = str(tensor.ty.dtype), str(call.ty.dtype)
+    if "bfloat16" not in types or not all("float" in dtype for dtype in types):
+        return call
+
+    def function(data: te.Tensor) -> te.Tensor:
+        return te.compute(data.shape, lambda *at: cast(data(*at), types[1]), name="cast")
+
+    return builder.call_te(function, tensor, primfunc_name_hint="cast")
+
+
 LEGALIZATIONS = {name: functools.partial(_elementwise, name.rpartition(".")[2], formula) for name, formula in _FORMULAS.items()}
+LEGALIZATIONS["relax.astype"] = _astype

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
@@ -14,13 +16,29 @@ from im2win.frontends.models.program import Shape
 _SUM = "float32"  # element type of accumulators
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a device computes with float16 and bfloat16.
+
+    Attributes:
+        cast: ``cast(value, dtype)`` converts a number.
+        compares: whether it takes maxima in these types, else in float32.
+    """
+
+    cast: Callable[[Any, str], Any]
+    compares: bool
+
+
+GPU = Arithmetic(lambda value, dtype: value.astype(dtype), compares=True)
+
+
 def last_shape(shape: Shape) -> Shape:
     """[N, H, W, C] of [N, C, H, W]."""
     batch, channels, height, width = shape
     return batch, height, width, channels
 
 
-def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool) -> tirx.PrimFunc:
+def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool, arithmetic: Arithmetic = GPU) -> tirx.PrimFunc:
     """A kernel that converts a tensor, given by its ONNX shape, to another type and order; `last` and `to_last` mean channels last."""
     data = te.placeholder(last_shape(shape) if last else shape, dtype, name="data")
 
@@ -30,14 +48,14 @@ def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool) 
         elif last and not to_last:
             at = at[0], at[2], at[3], at[1]
         value = data(*at)
-        return value if dtype == to_dtype else value.astype(to_dtype)
+        return value if dtype == to_dtype else arithmetic.cast(value, to_dtype)
 
     return te.create_prim_func([data, te.compute(last_shape(shape) if to_last else shape, place, name="converted")]).with_attr(
         "tirx.noalias", True
     )
 
 
-def pool(shape: Shape, output: Shape, one: Pool, dtype: str) -> tirx.PrimFunc:
+def pool(shape: Shape, output: Shape, one: Pool, dtype: str, arithmetic: Arithmetic = GPU) -> tirx.PrimFunc:
     """Pooling of `dtype` on [N, H, W, C], for ONNX shapes [N, C, H, W]. Averages are accumulated in float32."""
     data = te.placeholder(last_shape(shape), dtype, name="data")
     (kernel_h, kernel_w), (stride_h, stride_w), (top, left) = one.kernel, one.stride, one.begin
@@ -46,20 +64,23 @@ def pool(shape: Shape, output: Shape, one: Pool, dtype: str) -> tirx.PrimFunc:
     right = (output[3] - 1) * stride_w + kernel_w - left > width
     u, v = te.reduce_axis((0, kernel_h), "u"), te.reduce_axis((0, kernel_w), "v")
     largest = one.kind == "max"
-    found_dtype = dtype if largest else _SUM
+    found_dtype = dtype if largest and arithmetic.compares else _SUM
 
     def window(n: Any, m: Any, k: Any, c: Any) -> Any:
         y, x = m * stride_h + u - top, k * stride_w + v - left
         inside = [y >= 0] * bool(top) + [y < height] * below + [x >= 0] * bool(left) + [x < width] * right
-        value = data[n, y, x, c] if largest else data[n, y, x, c].astype(_SUM)
+        value = data[n, y, x, c] if found_dtype == dtype else arithmetic.cast(data(n, y, x, c), _SUM)
         if inside:
             nothing = te.min_value(found_dtype) if largest else tirx.const(0, found_dtype)
             value = te.if_then_else(te.all(*inside) if len(inside) > 1 else inside[0], value, nothing)
         return (te.max if largest else te.sum)(value, axis=[u, v])
 
     found = te.compute(last_shape(output), window, name="pool")
-    if largest:
+    if found_dtype == dtype:
         return te.create_prim_func([data, found]).with_attr("tirx.noalias", True)
+    if largest:
+        kept = te.compute(last_shape(output), lambda *at: arithmetic.cast(found(*at), dtype), name="kept")
+        return te.create_prim_func([data, kept]).with_attr("tirx.noalias", True)
 
     def mean(n: Any, m: Any, k: Any, c: Any) -> Any:
         counts = [tirx.const(kernel_h * kernel_w, _SUM)]
@@ -68,12 +89,12 @@ def pool(shape: Shape, output: Shape, one: Pool, dtype: str) -> tirx.PrimFunc:
                 (te.min(place * step - begin + kernel, size) - te.max(place * step - begin, 0)).astype(_SUM)
                 for place, step, begin, kernel, size in ((m, stride_h, top, kernel_h, height), (k, stride_w, left, kernel_w, width))
             ]
-        return (found[n, m, k, c] / math.prod(counts[1:], start=counts[0])).astype(dtype)
+        return arithmetic.cast(found(n, m, k, c) / math.prod(counts[1:], start=counts[0]), dtype)
 
     return te.create_prim_func([data, te.compute(last_shape(output), mean, name="mean")]).with_attr("tirx.noalias", True)
 
 
-def response(shape: Shape, one: Response, last: bool, dtype: str) -> tirx.PrimFunc:
+def response(shape: Shape, one: Response, last: bool, dtype: str, arithmetic: Arithmetic = GPU) -> tirx.PrimFunc:
     """ONNX's LRN of `dtype` for [N, C, ...], or on [N, H, W, C] if `last`, computed in float32; see `kernels.response`."""
     stored, axis = (last_shape(shape), 3) if last else (shape, 1)
     data = te.placeholder(stored, dtype, name="data")
@@ -82,7 +103,7 @@ def response(shape: Shape, one: Response, last: bool, dtype: str) -> tirx.PrimFu
 
     def square(*at: Any) -> Any:
         channel = at[axis] + near - first
-        value = data(*at[:axis], channel, *at[axis + 1 :]).astype(_SUM)
+        value = arithmetic.cast(data(*at[:axis], channel, *at[axis + 1 :]), _SUM)
         inside = te.all(channel >= 0, channel < stored[axis])
         return te.sum(te.if_then_else(inside, value * value, tirx.const(0, _SUM)), axis=near)
 
@@ -90,6 +111,6 @@ def response(shape: Shape, one: Response, last: bool, dtype: str) -> tirx.PrimFu
 
     def normalised(*at: Any) -> Any:
         total = tirx.const(one.bias, _SUM) + tirx.const(one.alpha / one.size, _SUM) * squares(*at)
-        return (data(*at).astype(_SUM) / power(total, one.beta)).astype(dtype)
+        return arithmetic.cast(arithmetic.cast(data(*at), _SUM) / power(total, one.beta), dtype)
 
     return te.create_prim_func([data, te.compute(stored, normalised, name="response")]).with_attr("tirx.noalias", True)

@@ -20,8 +20,9 @@ from im2win.codegen import pool
 from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
+from im2win.compute.dot_product import cast
 from im2win.device.cpu import Machine
-from im2win.frontends.models import elementary, loops, pooling, rows, transposes
+from im2win.frontends.models import elementary, half, loops, pooling, rows, transposes
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.parts import Pool
 from im2win.frontends.models.products import with_products
@@ -64,11 +65,13 @@ class Kernels(Protocol):
         alignment: bytes to which their tensors must be aligned.
         resizes: whether `resizing.resize` runs on the device.
         integers: whether convolutions and products of quantised models compute with integers.
+        arithmetic: how the device computes with float16 and bfloat16.
     """
 
     alignment: int
     resizes: bool
     integers: bool
+    arithmetic: half.Arithmetic
 
     def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
@@ -83,6 +86,7 @@ class CpuKernels:
     """Kernels for a CPU; see `Kernels`."""
 
     alignment, resizes, integers = 1, True, True
+    arithmetic = half.Arithmetic(cast, compares=False)
 
     def __init__(self, machine: Machine, reporter: Reporter | None = None) -> None:
         self.machine, self._reporter = machine, reporter or Reporter("")

@@ -1,4 +1,4 @@
-"""Selects the precision of a compiled model: its own, or float16 or bfloat16 for a float32 model on a GPU."""
+"""Selects the precision of a compiled model: its own, or float16 or bfloat16 for a float32 model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from im2win.device.gpu import Gpu
 from im2win.frontends.models.source import Source
 from im2win.frontends.onnx.graph import Graph, subgraphs
 from im2win.frontends.onnx.layers import import_onnx
 from im2win.frontends.onnx.shapes import infer
-from im2win.registry.backends import Device
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 if TYPE_CHECKING:
@@ -19,26 +17,22 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "float16", "bfloat16"]
 NARROW = tuple(row.name for row in ELEMENT_TYPES.values() if row.narrow)
-"""The precisions in which tensors are rounded between layers, on a GPU; see `tensor_layouts.NarrowLayouts`."""
+"""The precisions in which tensors are rounded between layers; see `tensor_layouts.NarrowLayouts`."""
 _FLOAT, _CODES = 1, {10: "float16", 16: "bfloat16"}  # of onnx.TensorProto
 
 
-def chosen(model: ModelProto, device: Device, dtype: str | None) -> Precision:
+def chosen(model: ModelProto, dtype: str | None) -> Precision:
     """The precision to compile a model in; `dtype` None asks for the model's own.
 
-    On a CPU it is float32: there TVM compiles the float16 convolutions of a model.
-
     Raises:
-        ValueError: an unknown precision, or one that this model and device do not support.
+        ValueError: an unknown precision, or another one than a float16 or bfloat16 model's own.
     """
     if dtype not in (None, *get_args(Precision)):
         raise ValueError(f"`dtype` (={dtype!r}) must be {', '.join(get_args(Precision))}, or left out for the model's own.")
     own = _own(model.graph)
-    if dtype in NARROW and not isinstance(device, Gpu):
-        raise ValueError(f"`dtype` (={dtype!r}) must be float32 or left out on a CPU, whose kernels compute in float32.")
     if own != "float32" and dtype not in (None, own):
         raise ValueError(f"`dtype` (={dtype!r}) must be {own} or left out: the model's weights are {own}.")
-    return cast(Precision, dtype or own) if isinstance(device, Gpu) else "float32"
+    return cast(Precision, dtype or own)
 
 
 def _own(graph: GraphProto) -> str:

@@ -1,4 +1,4 @@
-"""Storage formats of a model's values: those of ONNX, or, for a float16 or bfloat16 model on a GPU, its type, channels last where faster.
+"""Storage formats of a model's values: those of ONNX, or, for a float16 or bfloat16 model, its type, channels last where faster.
 
 Convolutions, pooling, local response normalisation and concatenation of channels read and write channels-last memory (N, H, W, C), which
 the fastest kernels of these types use. TVM compiles everything else. Its loops compute in float32, as the model states, and convert what
@@ -91,9 +91,9 @@ class TensorLayouts:
 class NarrowLayouts(TensorLayouts):
     """Stores floating-point values in `precision`; those that convolutions, pooling and response normalisation use have channels last."""
 
-    def __init__(self, source: Source, parts: Parts, program: Program, precision: str) -> None:
+    def __init__(self, source: Source, parts: Parts, program: Program, precision: str, arithmetic: half.Arithmetic) -> None:
         super().__init__(source, parts, program)
-        self.precision = precision
+        self.precision, self._arithmetic = precision, arithmetic
         self._ports = {one.name: Stored(one.name, one.name, one.dtype, False) for one in (*source.inputs, *source.outputs)}
         self._given = {one.name for one in source.inputs}
         self._last, self._joins_last = _channels_last(self)
@@ -182,7 +182,8 @@ class NarrowLayouts(TensorLayouts):
 
     def _convert(self, source: Stored, target: Stored) -> None:
         kernel = f"convert_{len(self.functions)}"
-        self.functions[kernel] = half.convert(self.shape(source.origin), source.dtype, source.last, target.dtype, target.last)
+        forms = source.dtype, source.last, target.dtype, target.last
+        self.functions[kernel] = half.convert(self.shape(source.origin), *forms, self._arithmetic)
         self.program.calls.append(Call(kernel, (source.name,), (target.name,)))
 
 
