@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from im2win.device.arm import input_registers
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, NAMES, TILE_ROWS, TILES, Instruction, instruction
@@ -33,7 +34,7 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
 
 def _machine(tile: DotTile, one: Instruction, machine: Machine) -> list[tuple[bool, str]]:
     missing = one.missing(machine, tile.lanes)
-    used = tile.accumulators + tile.cols + 1 if one.tiles else tile.accumulators + tile.vectors + 1
+    used = tile.accumulators + (tile.cols if one.tiles else tile.vectors + input_registers(machine)) + 1
     have = TILES if one.tiles else machine.registers
     return [
         (tile.group == one.group, f"`group` (={tile.group}) must be {one.group}, the elements of a word of {one.name}"),
