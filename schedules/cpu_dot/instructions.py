@@ -20,6 +20,9 @@ SHIFT = 128  # added to int8 inputs of instructions that take unsigned ones, tak
 TILE_ROWS, TILE_WORDS, TILES = 16, 16, 8  # of AMX: rows of a tile, words of a row, tile registers
 _BITS = {16: 512, 8: 256, 4: 128}  # of a vector, by words
 _HALVES = {"dpbf16": "@llvm.x86.avx512bf16.dpbf16ps.{bits}", "bfdot": "@llvm.aarch64.neon.bfdot.v4f32.v8bf16"}
+# Instructions of NEON: sdot v0.4s, v1.16b, v2.4b[3] multiplies by the last word of v2.
+NEON_LANES = 4
+_BY_ELEMENT = ("sdot", "usdot", "bfdot")
 # Instructions of SVE with vectors of 256 bits: LLVM's intrinsic, and its type of the elements that it multiplies.
 _SVE_LANES = 8
 _SVE = {
@@ -56,6 +59,10 @@ class Instruction:
     def tiles(self) -> bool:
         """Whether it multiplies AMX tiles."""
         return self.name == "amx"
+
+    def by_element(self, lanes: int) -> bool:
+        """Whether it reads one operand as any word of a vector, which then needs no load and no register of its own."""
+        return self.name in _BY_ELEMENT and lanes == NEON_LANES
 
     @property
     def sums(self) -> str:
@@ -110,7 +117,7 @@ def multiplied(one: Instruction, total: Expr, data: Expr, taps: Expr, lanes: int
         return tirx.call_llvm_pure_intrin(f"int32x{lanes}", f"llvm.x86.avx512.vpdpbusd.{_BITS[lanes]}", total, *words)
     if one.name == "madd":
         return total + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _MADD[lanes], data, taps)
-    if one.name in ("sdot", "usdot") and lanes == 4:
+    if one.name in ("sdot", "usdot") and lanes == NEON_LANES:
         words = [tirx.reinterpret("int8x16", value) for value in (data, taps)]
         return tirx.call_llvm_pure_intrin("int32x4", f"llvm.aarch64.neon.{one.name}.v4i32.v16i8", total, *words)
     if one.name in ("dpbf16", *_SVE):

@@ -32,9 +32,18 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     return broken or [text for holds, text in (*_machine(tile, one, machine), *_fits(conv, tile, machine)) if not holds]
 
 
+def operand_registers(tile: DotTile, one: Instruction, machine: Machine) -> int:
+    """Registers that a micro-kernel needs beside those of its sums."""
+    if one.tiles:
+        return tile.cols + 1
+    if tile.axis == "channels" and one.by_element(tile.lanes):
+        return tile.vectors + tile.cols + 1  # inputs of several steps
+    return tile.vectors + input_registers(machine) + 1
+
+
 def _machine(tile: DotTile, one: Instruction, machine: Machine) -> list[tuple[bool, str]]:
     missing = one.missing(machine, tile.lanes)
-    used = tile.accumulators + (tile.cols if one.tiles else tile.vectors + input_registers(machine)) + 1
+    used = tile.accumulators + operand_registers(tile, one, machine)
     have = TILES if one.tiles else machine.registers
     return [
         (tile.group == one.group, f"`group` (={tile.group}) must be {one.group}, the elements of a word of {one.name}"),

@@ -1,7 +1,8 @@
 """Copies the input rows of a block of output rows into words of neighbouring channels, with zeros around them (see `geometry`).
 
 What stands for zero is the layer's zero point. Instructions that multiply unsigned bytes get int8 inputs plus 128, and those that multiply
-signed ones uint8 inputs minus 128; the offsets behind the packed filters take that off again. Elements are converted to the type that the instruction multiplies.
+signed ones get uint8 inputs minus 128; the offsets behind the packed filters take that off again. Elements are converted to the type that
+the instruction multiplies.
 """
 
 from __future__ import annotations
