@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from im2win.device.arm import input_registers
 from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
 from im2win.schedules.cpu.tile import Tile
 from im2win.spec import padding
@@ -116,7 +117,8 @@ def _spill_cycles(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool, cycl
         # LLVM loads a K step's inputs and filters before it multiplies; as measured, each missing register costs more than a shared input
         missing: float = max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
     else:
-        missing = (_missing_of_many if many else _missing_of_few)(conv, tile, machine.registers, matrix)
+        registers = machine.registers - (input_registers(machine) if tile.inputs == "reloaded" else 0)
+        missing = (_missing_of_many if many else _missing_of_few)(conv, tile, registers, matrix)
     return missing * (SPILL * cycles if many else SHORT_SPILL)
 
 

@@ -12,12 +12,23 @@ from typing import Any
 from tvm import tirx
 
 from im2win.device.cpu import Machine
+from im2win.schedules.cpu_dot.vectors import typed
 
 Expr = Any
 
-SHIFT = 128  # added to int8 inputs of instructions that take unsigned ones
+SHIFT = 128  # added to int8 inputs of instructions that take unsigned ones, taken off uint8 inputs of those that take signed ones
 TILE_ROWS, TILE_WORDS, TILES = 16, 16, 8  # of AMX: rows of a tile, words of a row, tile registers
 _BITS = {16: 512, 8: 256, 4: 128}  # of a vector, by words
+_HALVES = {"dpbf16": "@llvm.x86.avx512bf16.dpbf16ps.{bits}", "bfdot": "@llvm.aarch64.neon.bfdot.v4f32.v8bf16"}
+# Instructions of NEON: sdot v0.4s, v1.16b, v2.4b[3] multiplies by the last word of v2.
+NEON_LANES = 4
+_BY_ELEMENT = ("sdot", "usdot", "bfdot")
+# Instructions of SVE with vectors of 256 bits: LLVM's intrinsic, and its type of the elements that it multiplies.
+_SVE_LANES = 8
+_SVE = {
+    "sdot": ("llvm.aarch64.sve.sdot.nxv4i32", "i8"), "usdot": ("llvm.aarch64.sve.usdot.nxv4i32", "i8"),
+    "bfdot": ("llvm.aarch64.sve.bfdot", "bfloat"),
+}  # fmt: skip
 _MADD = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
 
 
@@ -31,7 +42,7 @@ class Instruction:
         staged: the type that inputs are converted to when they are copied.
         lanes: words of its vectors.
         features: by lanes, the features of a `Machine` of which it needs one; none where it needs none of them.
-        shift: added to elements of int8.
+        shift: added to elements, as for `packing.cpu_dot.added`.
         title: what it is.
     """
 
@@ -49,10 +60,14 @@ class Instruction:
         """Whether it multiplies AMX tiles."""
         return self.name == "amx"
 
+    def by_element(self, lanes: int) -> bool:
+        """Whether it reads one operand as any word of a vector, which then needs no load and no register of its own."""
+        return self.name in _BY_ELEMENT and lanes == NEON_LANES
+
     @property
     def sums(self) -> str:
         """The type of its sums."""
-        return "int32" if "int8" in self.dtypes else "float32"
+        return "float32" if "bfloat16" in self.dtypes else "int32"
 
     def missing(self, machine: Machine, lanes: int) -> str:
         """The features of which a machine would need one for it; "" if it has what it needs."""
@@ -74,10 +89,13 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         "vnni", "vpdpbusd: four products and three additions in int32", ("int8", "uint8"), 4, "uint8", (16, 8, 4),
         ("avx512vnni", "avxvnni"), SHIFT,
     ),
+    Instruction("usdot", "usdot: four products and their sum in int32", ("uint8",), 4, "uint8", (8, 4), ("i8mm",)),
+    Instruction("sdot", "sdot: four products and their sum in int32", ("int8", "uint8"), 4, "uint8", (8, 4), ("dotprod",), -SHIFT),
     Instruction("madd", "vpmaddwd on int16, and an addition", ("int8", "uint8"), 2, "int16", (16, 8, 4)),
     Instruction("mul", "products in int32", ("int8", "uint8"), 1, "int32", (16, 8, 4, 2, 1)),
     Instruction("amx", "tdpbf16ps: tiles of 16 x 32 bfloat16", ("bfloat16",), 2, "uint16", (16,), ("amx-bf16",)),
     Instruction("dpbf16", "vdpbf16ps: two products in float32", ("bfloat16",), 2, "uint16", (16, 8, 4), ("avx512bf16",)),
+    Instruction("bfdot", "bfdot: two products and their sum in float32", ("bfloat16",), 2, "uint16", (8, 4), ("bf16",)),
     Instruction("fma", "fused multiply-adds of float32", ("bfloat16", "float16"), 1, "float32", (16, 8, 4, 2, 1)),
 )  # fmt: skip
 NAMES = tuple(dict.fromkeys(one.name for one in INSTRUCTIONS))
@@ -99,23 +117,58 @@ def multiplied(one: Instruction, total: Expr, data: Expr, taps: Expr, lanes: int
         return tirx.call_llvm_pure_intrin(f"int32x{lanes}", f"llvm.x86.avx512.vpdpbusd.{_BITS[lanes]}", total, *words)
     if one.name == "madd":
         return total + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _MADD[lanes], data, taps)
-    if one.name == "dpbf16":
-        return tirx.call_extern(f"float32x{lanes}", f"im2win_dpbf16_{lanes}", total, data, taps)
+    if one.name in ("sdot", "usdot") and lanes == NEON_LANES:
+        words = [tirx.reinterpret("int8x16", value) for value in (data, taps)]
+        return tirx.call_llvm_pure_intrin("int32x4", f"llvm.aarch64.neon.{one.name}.v4i32.v16i8", total, *words)
+    if one.name in ("dpbf16", *_SVE):
+        return tirx.call_extern(typed(one.sums, lanes), f"im2win_{one.name}_{lanes}", total, data, taps)
     return total + data * taps
 
 
 def definitions(one: Instruction, lanes: int) -> str:
-    """LLVM code of functions that `multiplied` calls; "" if it calls none. TVM has no vectors of bfloat16 for its intrinsics."""
-    if one.name != "dpbf16":
+    """LLVM code of functions that `multiplied` calls; "" if it calls none.
+
+    TVM has no vectors of bfloat16 for its intrinsics, and no SVE vectors of the length that fixed ones fill.
+    """
+    if one.name in _SVE and lanes == _SVE_LANES:
+        return _of_sve(one)
+    if one.name not in _HALVES:
         return ""
     sums, words, halves = f"<{lanes} x float>", f"<{2 * lanes} x i16>", f"<{2 * lanes} x bfloat>"
-    intrinsic = f"@llvm.x86.avx512bf16.dpbf16ps.{_BITS[lanes]}"
+    intrinsic = _HALVES[one.name].format(bits=_BITS[lanes])
     return f"""
 declare {sums} {intrinsic}({sums}, {halves}, {halves})
-define {sums} @im2win_dpbf16_{lanes}({sums} %s, {words} %x, {words} %w) alwaysinline nounwind {{
+define {sums} @im2win_{one.name}_{lanes}({sums} %s, {words} %x, {words} %w) alwaysinline nounwind {{
   %a = bitcast {words} %x to {halves}
   %b = bitcast {words} %w to {halves}
   %r = call {sums} {intrinsic}({sums} %s, {halves} %a, {halves} %b)
+  ret {sums} %r
+}}
+"""
+
+
+def _of_sve(one: Instruction) -> str:
+    """The function of an SVE instruction: vectors of a fixed length, which fill the registers that LLVM is told of, as scalable ones."""
+    lanes, group, element = _SVE_LANES, one.group, f"i{32 // one.group}"
+    (name, kind), number = _SVE[one.name], "i32" if one.sums == "int32" else "float"
+    short = number.replace("float", "f32")
+    sums, words = f"<{lanes} x {number}>", f"<{group * lanes} x {element}>"
+    whole, bits, parts = f"<vscale x 4 x {number}>", f"<vscale x {4 * group} x {element}>", f"<vscale x {4 * group} x {kind}>"
+    insert, extract = f"@llvm.vector.insert.nxv4{short}.v{lanes}{short}", f"@llvm.vector.extract.v{lanes}{short}.nxv4{short}"
+    insert_words = f"@llvm.vector.insert.nxv{4 * group}{element}.v{group * lanes}{element}"
+    return f"""
+declare {whole} @{name}({whole}, {parts}, {parts})
+declare {whole} {insert}({whole}, {sums}, i64)
+declare {bits} {insert_words}({bits}, {words}, i64)
+declare {sums} {extract}({whole}, i64)
+define {sums} @im2win_{one.name}_{lanes}({sums} %s, {words} %x, {words} %w) alwaysinline nounwind {{
+  %t = call {whole} {insert}({whole} poison, {sums} %s, i64 0)
+  %p = call {bits} {insert_words}({bits} poison, {words} %x, i64 0)
+  %q = call {bits} {insert_words}({bits} poison, {words} %w, i64 0)
+  %a = bitcast {bits} %p to {parts}
+  %b = bitcast {bits} %q to {parts}
+  %d = call {whole} @{name}({whole} %t, {parts} %a, {parts} %b)
+  %r = call {sums} {extract}({whole} %d, i64 0)
   ret {sums} %r
 }}
 """

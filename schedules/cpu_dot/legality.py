@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from im2win.device.arm import input_registers
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, NAMES, TILE_ROWS, TILES, Instruction, instruction
@@ -31,9 +32,18 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     return broken or [text for holds, text in (*_machine(tile, one, machine), *_fits(conv, tile, machine)) if not holds]
 
 
+def operand_registers(tile: DotTile, one: Instruction, machine: Machine) -> int:
+    """Registers that a micro-kernel needs beside those of its sums."""
+    if one.tiles:
+        return tile.cols + 1
+    if tile.axis == "channels" and one.by_element(tile.lanes):
+        return tile.vectors + tile.cols + 1  # inputs of several steps
+    return tile.vectors + input_registers(machine) + 1
+
+
 def _machine(tile: DotTile, one: Instruction, machine: Machine) -> list[tuple[bool, str]]:
     missing = one.missing(machine, tile.lanes)
-    used = tile.accumulators + tile.cols + 1 if one.tiles else tile.accumulators + tile.vectors + 1
+    used = tile.accumulators + operand_registers(tile, one, machine)
     have = TILES if one.tiles else machine.registers
     return [
         (tile.group == one.group, f"`group` (={tile.group}) must be {one.group}, the elements of a word of {one.name}"),

@@ -63,6 +63,11 @@ class Product:
         value = load(buffer, at * elements, lanes * elements)
         return value if own else self._as_staged(value, lanes)
 
+    def _element(self, words: Expr, index: int, lanes: int) -> Expr:
+        """One word of a vector in all its lanes, of the type of sums: LLVM knows the instruction by it."""
+        whole = tirx.reinterpret(typed(self._one.sums, lanes), words)
+        return self._as_staged(tirx.Shuffle([whole], [index] * lanes), lanes)
+
     def _as_staged(self, value: Expr, lanes: int) -> Expr:
         wanted = typed(self._one.staged, lanes * self._one.group)
         return value if str(value.ty) == wanted else tirx.reinterpret(wanted, value)
@@ -74,49 +79,69 @@ class Product:
         for buffer in itertools.chain(*held):
             store(buffer, 0, tirx.const(0, sum_type) if lanes == 1 else splat(tirx.const(0, one.sums), lanes), lanes)
 
-        def step(data: Expr, taps: Expr) -> None:
-            """A step of the sum: data, taps are the words of the first window and of the first channel."""
+        def steps(data: Expr, taps: Expr) -> None:
+            """One step of the sum or `_together`: data, taps are the first words of the first window and of the first channel."""
             operands = self._operands(data, taps)
-            for i, row in enumerate(held):
+            for k, (i, row) in itertools.product(range(self._together()), enumerate(held)):
                 for j, buffer in enumerate(row):
-                    store(buffer, 0, multiplied(one, load(buffer, 0, lanes), *operands(i, j), lanes), lanes)
+                    store(buffer, 0, multiplied(one, load(buffer, 0, lanes), *operands(i, j, k), lanes), lanes)
 
-        self._sum(place, block, step)
+        self._sum(place, block, steps)
         for i, row in enumerate(held):
             for j, buffer in enumerate(row):
                 store(self._sums, sums + (i * sum_distance + j * lanes), load(buffer, 0, lanes), lanes)
 
-    def _operands(self, data: Expr, taps: Expr) -> Callable[[int, int], tuple[Expr, Expr]]:
-        """(column, vector of the register tile) -> its vectors of input words and of filter words, each of which is loaded once."""
+    def _together(self) -> int:
+        """Steps of the sum whose input words are elements of one vector, with axis "channels"; else 1."""
+        tile, lanes = self._tile, self._tile.lanes
+        return lanes if tile.axis == "channels" and self._one.by_element(lanes) and self._geometry.run % lanes == 0 else 1
+
+    def _operands(self, data: Expr, taps: Expr) -> Callable[[int, int, int], tuple[Expr, Expr]]:
+        """(column, vector of the register tile, step) -> its vectors of input words and of filter words, each of which is loaded once."""
         geometry, tile, lanes = self._geometry, self._tile, self._tile.lanes
-        known: dict[tuple[str, int, int], Expr] = {}
+        together = self._together()
+        known: dict[tuple[str, int, int, int], Expr] = {}
 
-        def once(kind: str, i: int, j: int, value: Callable[[], Expr]) -> Expr:
-            if (kind, i, j) not in known:
-                known[kind, i, j] = T.bind(value())
-            return known[kind, i, j]
+        def once(kind: str, i: int, j: int, value: Callable[[], Expr], k: int = 0) -> Expr:
+            if (kind, i, j, k) not in known:
+                known[kind, i, j, k] = T.bind(value())
+            return known[kind, i, j, k]
 
-        def of(i: int, j: int) -> tuple[Expr, Expr]:
+        def element(i: int) -> Expr:
+            """The filter word of a channel, in all lanes: an element of a vector that those of its neighbours share."""
+            first = min(i // lanes * lanes, tile.cols - lanes)
+            several = once("several", first, 0, lambda: self._words(self._filters, taps + first, lanes))
+            return self._element(several, i - first, lanes)
+
+        def of(i: int, j: int, k: int) -> tuple[Expr, Expr]:
             if tile.axis == "windows":
                 inputs = once("data", 0, j, lambda: self._words(self._copy, data + j * lanes, lanes))
+                if self._one.by_element(lanes) and tile.cols >= lanes:
+                    return inputs, once("taps", i, 0, lambda: element(i))
                 return inputs, once("taps", i, 0, lambda: self._word(self._filters, taps + i, lanes))
-            filters = once("taps", 0, j, lambda: self._words(self._filters, taps + j * lanes, lanes))
+            filters = once("taps", 0, j, lambda: self._words(self._filters, taps + (k * tile.block + j * lanes), lanes), k)
             window = data + i * geometry.strides[1] * geometry.words
             if tile.axis == "depthwise":
                 return once("data", i, j, lambda: self._words(self._copy, window + j * lanes, lanes)), filters
+            if together > 1:
+                several = once("several", i, 0, lambda: self._words(self._copy, window, lanes))
+                word = once("data", i, 0, lambda: self._element(several, k, lanes), k)
+                return (word, filters) if self._one.name == "usdot" else (filters, word)  # elements are second factors; sudot is usdot's
             return once("data", i, 0, lambda: self._word(self._copy, window, lanes)), filters
 
         return of
 
     def _sum(self, place: Expr, block: Expr, step: Callable[[Expr, Expr], None]) -> None:
-        """Emits the loops over the steps of the sum; ``step(word of the copy, word of the filters)`` emits one."""
+        """Emits the loops over the steps of the sum; ``step(word of the copy, word of the filters)`` emits one, or `_together`."""
         geometry, conv, pack = self._geometry, self._conv, self._tile.pack
-        words, run = pack.words(conv), geometry.run
+        words, run, together = pack.words(conv), geometry.run, self._together()
         if geometry.tile.axis == "channels" and geometry.over_columns:
-            with T.serial(conv.kernel[0]) as u, T.serial(run) as k:
+            with T.serial(conv.kernel[0]) as u, T.serial(run // together) as q:
+                k = q * together
                 step(place + (geometry.offset(0, u) * geometry.size[1] * words + k), block + (u * run + k) * pack.block)
             return
-        with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words) as w:
+        with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words // together) as q:
+            w = q * together
             taken = ((u * conv.kernel[1] + v) * words + w) * pack.block
             step(place + self._tap(u, v, w), block + taken)
 

@@ -10,7 +10,7 @@ from im2win.device.cpu import Machine
 from im2win.schedules.cpu.space import divisors, even_tiles
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, TILE_ROWS, Instruction
-from im2win.schedules.cpu_dot.legality import violations
+from im2win.schedules.cpu_dot.legality import operand_registers, violations
 from im2win.schedules.cpu_dot.tile import DotTile, axis_of
 from im2win.spec.conv2d import Conv2d
 
@@ -64,6 +64,10 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
             for rows in _tile_rows(conv, axis, channels):
                 yield replace(base, vectors=vectors, cols=cols, rows=rows)
         return
+
+    def fits(tile: DotTile) -> bool:
+        return tile.accumulators + operand_registers(tile, one, machine) <= machine.registers
+
     for lanes in _lanes(conv, one, machine, axis, channels):
         for vectors in range(1, MOST_VECTORS + 1):
             if axis == "windows":
@@ -71,14 +75,16 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
                 even = sorted(even_tiles(channels, most))
                 sizes = even
             else:
-                most = min(MOST_COLS, (machine.registers - vectors - 1) // vectors)
+                shape = replace(base, lanes=lanes, vectors=vectors)
+                most = max(cols for cols in range(1, MOST_COLS + 1) if cols == 1 or fits(replace(shape, cols=cols)))
                 even = sorted(even_tiles(out_w, most))
                 sizes = sorted({*even, *(size for size in (6, 7, 8, 12, 14) if size <= most)})
             for cols in sizes:
                 least = 2 if machine.registers > 16 else 1
                 few = cols * vectors < 4 * least and (vectors < MOST_VECTORS and cols < most)
-                if cols * vectors + vectors + 1 <= machine.registers and not (few and cols != even[-1]):
-                    yield replace(base, lanes=lanes, vectors=vectors, cols=cols)
+                tile = replace(base, lanes=lanes, vectors=vectors, cols=cols)
+                if fits(tile) and not (few and cols != even[-1]):
+                    yield tile
 
 
 def _tile_rows(conv: Conv2d, axis: str, channels: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Copies the input rows of a block of output rows into words of neighbouring channels, with zeros around them (see `geometry`).
 
-What stands for zero is the layer's zero point. Instructions that multiply unsigned bytes get int8 inputs plus 128; the offsets behind the
-packed filters take that off again. Elements are converted to the type that the instruction multiplies.
+What stands for zero is the layer's zero point. Instructions that multiply unsigned bytes get int8 inputs plus 128, and those that multiply
+signed ones get uint8 inputs minus 128; the offsets behind the packed filters take that off again. Elements are converted to the type that
+the instruction multiplies.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from im2win.compute.dot_product import bits_widened
+from im2win.packing.cpu_dot import added
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import Instruction
@@ -33,10 +35,10 @@ class Copy:
     """
 
     def __init__(self, geometry: Geometry, one: Instruction, data: Any, copy: Any) -> None:
-        self._geometry, self._one, self._data, self._copy = geometry, one, data, copy
+        self._geometry, self._data, self._copy = geometry, data, copy
         self._conv, self._group, self._staged = geometry.conv, one.group, one.staged
-        shift = one.shift if self._conv.dtype == "int8" else 0
-        self._fill = self._conv.zero_point + shift
+        self._shift = added(one.shift, self._conv.dtype)
+        self._fill = self._conv.zero_point + self._shift
 
     def emit(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Emits the copy for the output rows from `first_row` on; `first_channel` of the input is the first one that is copied."""
@@ -59,7 +61,7 @@ class Copy:
         if staged != "uint8":
             return value.astype(typed(staged, lanes))
         bits = tirx.reinterpret(typed("uint8", lanes), value) if dtype == "int8" else value
-        return bits ^ constant(128, "uint8", lanes) if dtype == "int8" and self._one.shift else bits
+        return bits ^ constant(128, "uint8", lanes) if self._shift else bits
 
     def _filled(self, lanes: int) -> Expr:
         return constant(self._fill % 256 if self._staged == "uint8" else self._fill, self._staged, lanes)

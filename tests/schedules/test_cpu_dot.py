@@ -306,7 +306,7 @@ def test_a_machine_without_features_has_tiles() -> None:
 
 
 REFUSED = [
-    ({"instruction": "dpbf16"}, "`instruction` (=dpbf16) must be one of amx, vnni, madd, mul for int8"),
+    ({"instruction": "dpbf16"}, "`instruction` (=dpbf16) must be one of amx, vnni, sdot, madd, mul for int8"),
     ({"vectors": 0}, "`vectors` (=0) must be at least 1"),
     ({"axis": "windows"}, "`axis` (=windows) must be channels, which the layout NHWC has side by side"),
     ({"lanes": 2}, "`lanes` (=2) must be one of 16, 8, 4 for vnni"),

@@ -15,6 +15,7 @@ import tvm
 from im2win import __version__
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import Compiled, compile_module
+from im2win.device import arm
 from im2win.device.cpu import Machine
 from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
@@ -157,10 +158,17 @@ def chosen(
     tile: Tile | Mapping[str, Any] | None = None,
     threads: int | None = None,
     accuracy: Accuracy = "float32",
+    machine: str | None = None,
 ) -> Kernel:
-    """The kernel that `build` compiles for these arguments."""
+    """The kernel that `build` compiles for these arguments; with `machine` for an Arm CPU of that name (`device.arm`), not for this one.
+
+    Raises:
+        ValueError: unknown `machine`, or one with another target than "cpu". Others as for `build`.
+    """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
-    device = device_for(target, threads)
+    if machine is not None and target != "cpu":
+        raise ValueError(f"`machine` (={machine!r}) is a CPU; `target` (={target!r}) must then be cpu.")
+    device = arm.named(machine, threads) if machine is not None else device_for(target, threads)
     if tile is not None:
         if algorithm == "auto":
             raise ValueError("`tile` needs a named `algorithm`: the same numbers mean different kernels.")

@@ -17,6 +17,7 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from im2win.codegen import pool
 from im2win.codegen.workspace import Allocations
+from im2win.device.arm import target_attributes
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.loop_peeling import CONFIG, mark_tails
 from im2win.schedules.cpu.registers import LAST_PASS, PIPELINE
@@ -56,8 +57,11 @@ class Compiled:
 
 def llvm_target(machine: Machine, options: Sequence[str] = ()) -> Any:
     """TVM's target for a machine; `options` are passed to LLVM."""
-    extra = {"cl-opt": list(options)} if options else {}
-    return tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **extra})
+    extra = target_attributes(machine)
+    flags = [*extra.pop("cl-opt", ()), *options]
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **extra, **({"cl-opt": flags} if flags else {})}
+    )
 
 
 def kernel_module(conv: Conv2d, scheduled: Any) -> tvm.IRModule:

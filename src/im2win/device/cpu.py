@@ -21,6 +21,7 @@ FMA_UNITS, FMA_LATENCY = 2, 4
 # Instructions for int8 and bfloat16 that a machine may have, by LLVM's names, with those of /proc/cpuinfo.
 FEATURES = {
     "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni", "avx512bf16": "avx512_bf16", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16",
+    "dotprod": "asimddp", "i8mm": "i8mm", "bf16": "bf16",
 }  # fmt: skip
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: a process must ask before it uses AMX
 

@@ -21,6 +21,11 @@ _WIDE = {
 }  # fmt: skip
 
 
+def added(shift: int, dtype: str) -> int:
+    """What a kernel adds to inputs of a type: a positive `shift` to int8, for instructions of unsigned bytes, a negative one to uint8."""
+    return shift if dtype == ("int8" if shift > 0 else "uint8") else 0
+
+
 @dataclass(frozen=True)
 class DotPack:
     """Filters as blocks of words of 32 bits, each with `group` neighbouring input channels of one tap and output channel.
@@ -31,14 +36,14 @@ class DotPack:
     channels, some of which the block before has as well.
 
     Behind the words of an integer block are `block` int32, the offsets that sums begin with: minus (`shift` + zero point) times the sum of
-    a channel's filters. A kernel adds `shift` to int8 inputs where its instruction takes unsigned ones.
+    a channel's filters. A kernel adds `shift` to inputs whose sign its instruction does not take (see `added`).
 
     Words and offsets are stored as elements of the filters' type, in the machine's byte order.
 
     Attributes:
         block: output channels of a block.
         group: elements of a word.
-        shift: what a kernel adds to elements of int8.
+        shift: what a kernel adds to elements, as for `added`.
         order: "steps": [steps, block], or "rows": [block, steps].
         across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
     """
@@ -102,7 +107,7 @@ class DotPack:
             words = words.transpose(0, 2, 1, 3)
         parts = [np.ascontiguousarray(words).reshape(len(of_blocks), -1).view(w.dtype)]
         if self._has_offsets(conv):
-            shifted = conv.zero_point + (self.shift if conv.dtype == "int8" else 0)
+            shifted = conv.zero_point + added(self.shift, conv.dtype)
             offsets = -shifted * w.reshape(conv.out_channels, -1).astype(np.int64).sum(axis=1)
             parts.append(np.ascontiguousarray(offsets.astype(np.int32)[of_blocks]).view(w.dtype))
         return np.ascontiguousarray(np.concatenate(parts, axis=1))

@@ -26,7 +26,7 @@ _SHARED = (
 )  # fmt: skip
 _GENERATORS = {
     "cpu": (
-        *_SHARED, "packing/cpu_*.py", "packing/winograd.py", "compute/*.py", "device/cpu.py", "codegen/llvm.py",
+        *_SHARED, "packing/cpu_*.py", "packing/winograd.py", "compute/*.py", "device/arm.py", "device/cpu.py", "codegen/llvm.py",
         "registry/cpu_schedules.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py", "schedules/cpu_winograd/*.py",
         "schedules/cpu_dot/*.py",
     ),

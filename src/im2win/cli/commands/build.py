@@ -32,9 +32,12 @@ def build(
     out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
+    machine: options.Machine = None,
     c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++: headers with libraries, or CUDA, that need no TVM.")] = False,
 ) -> None:
     """Compile each layer to a shared library with a manifest, which `im2win.load` runs without a compiler; or for C and C++ without TVM."""
+    if machine is not None and not c_abi:
+        raise ValueError("`--machine` needs `--c-abi`: a library that im2win.load runs is made for the machine that makes it.")
     wanted, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     from im2win.builder.build import chosen
 
@@ -46,7 +49,7 @@ def build(
         for done, layer in enumerate(wanted):
             reporter.step(done, layer.name)
             made = checked_accuracy(accuracy)
-            kernel = chosen(layer.conv, target, logs=logs, algorithm=algorithm, threads=threads, accuracy=made)
+            kernel = chosen(layer.conv, target, logs=logs, algorithm=algorithm, threads=threads, accuracy=made, machine=machine)
             path, memory = (_for_c if c_abi else _library)(kernel, layer, out, names)
             sizes = tables.bytes_text(memory), tables.bytes_text(path.stat().st_size)
             tuned = "yes" if kernel.tuned else "no"

@@ -23,6 +23,10 @@ Algorithm = Annotated[
     str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.", autocompletion=completion.algorithms)
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all that this process may use if not said.")]
+Machine = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="An Arm CPU to compile for, such as neoverse-n1, instead of this machine's.", show_default=False),
+]
 Target = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=completion.choices("cpu", "cuda"))]
 Dtype = Annotated[
     str | None,

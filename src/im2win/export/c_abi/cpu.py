@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import tvm
 from im2win.codegen import pool
 from im2win.codegen import toolchain as compilers
 from im2win.codegen.llvm import ToolchainError, llvm_target
+from im2win.device import arm
 from im2win.device.cpu import Machine
+from im2win.export.c_abi.checks import instructions
 from im2win.export.c_abi.header import SOURCES, Interface
 from im2win.export.c_abi.workspace import ALIGNMENT, Workspace
 from im2win.numerics.winograd_matrices import floats, transform
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.cpu_channels import ChannelPack
-from im2win.packing.cpu_dot import DotPack
+from im2win.packing.cpu_dot import DotPack, added
 from im2win.packing.winograd import AXES, WinogradPack
 from im2win.registry import cpu_lowering
 from im2win.registry.schedules import schedule_of
@@ -51,9 +54,9 @@ def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, c
 
     Raises:
         TileError: the tile is not legal.
-        ToolchainError: there is no C compiler or objcopy, or the system is not Linux.
+        ToolchainError: there is no C compiler or objcopy for the machine, or the system is not Linux.
     """
-    compiler, objcopy = compiler_on_path(), _objcopy()
+    tools = tools_for(machine)
     symbol = f"im2win_conv_{called}_kernel"
     executable, demand = compiled(lowered(conv, name, tile, machine, symbol), machine)
     interface = _interface(conv, f"{name} for {machine.mcpu}", tile.pack, demand, machine.threads, called)
@@ -64,7 +67,7 @@ def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, c
         own = source(interface, tile.pack, demand, machine, f"{KERNEL_PREFIX}{symbol}", features(tile, machine))
         (work / "own.c").write_text(own)
         (work / "own.h").write_text(interface.header())
-        _link(work, interface, compiler, objcopy)
+        _link(work, interface, tools)
         for made, kept in (("own.h", f"{called}.h"), ("layer.a", f"lib{called}.a"), ("layer.so", f"lib{called}.so")):
             placed(work / made, folder / kept)
     return folder / f"lib{called}.so", interface
@@ -151,12 +154,6 @@ def features(tile: Any, machine: Machine) -> list[str]:
     return [name for name in machine.features if name in used]
 
 
-def instructions(machine: Machine, needed: Sequence[str] = ()) -> str:
-    """C code of the function that checks for the CPU's instructions, which layers call."""
-    checks = " && ".join([_check(machine), *(f'__builtin_cpu_supports("{name}")' for name in needed)])
-    return f"static int instructions(void) {{ return {checks}; }}"
-
-
 def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], threads: int, kernel: str) -> list[str]:
     """C code that declares a compiled kernel, and defines the numbers of its layer as the constant `name`.
 
@@ -189,14 +186,6 @@ def _braces(values: Any) -> str:
     return f"{{{', '.join(map(str, values))}}}"
 
 
-def _check(machine: Machine) -> str:
-    """A C expression: whether the CPU has the vector instructions of a kernel.
-
-    Where compilers cannot test for them, all CPUs have the basic set.
-    """
-    return f'__builtin_cpu_supports("{machine.isa}")' if machine.isa in ("sse2", "avx", "avx2", "avx512f") else "1"
-
-
 def _windows(conv: Conv2d, pack: FilterPack | ChannelPack) -> list[str]:
     conv, filters = packed(conv, pack)
     extents = dict(zip("cuv", conv.filter_shape[1:], strict=True))
@@ -208,7 +197,7 @@ def _windows(conv: Conv2d, pack: FilterPack | ChannelPack) -> list[str]:
 def _dot(conv: Conv2d, pack: DotPack) -> list[str]:
     single = pack.single_group(conv)
     integers = conv.dtypes["filter"] == "int8"
-    shift = conv.zero_point + (pack.shift if conv.dtype == "int8" else 0)
+    shift = conv.zero_point + added(pack.shift, conv.dtype)
     sizes = (
         single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, int(pack.order == "rows"), int(integers),
         int(conv.dtypes["filter"] == "float16"), shift, math.prod(pack.shape(conv)),
@@ -234,6 +223,15 @@ def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:
 # --- the compiler's part
 
 
+@dataclass(frozen=True)
+class Tools:
+    """Commands: a C compiler, objcopy and ar."""
+
+    compiler: str
+    objcopy: str
+    archiver: str
+
+
 _MISSING = "a C library needs a C compiler and objcopy on PATH (gcc or clang, binutils); they were not found."
 
 
@@ -251,11 +249,22 @@ def compiler_on_path() -> str:
     return found
 
 
-def _objcopy() -> str:
-    objcopy = next(filter(None, map(shutil.which, ("objcopy", "llvm-objcopy"))), None)
-    if not objcopy:
-        raise ToolchainError(_MISSING)
-    return objcopy
+def tools_for(machine: Machine) -> Tools:
+    """The tools that make libraries for a machine: those on PATH, or for an Arm one on another machine those of Debian's cross compiler.
+
+    Raises:
+        ToolchainError: one of them is missing, or the system is not Linux.
+    """
+    if not arm.is_foreign(machine):
+        compiler, objcopy = compiler_on_path(), next(filter(None, map(shutil.which, ("objcopy", "llvm-objcopy"))), None)
+        if not objcopy:
+            raise ToolchainError(_MISSING)
+        return Tools(compiler, objcopy, "ar")
+    names = [f"{arm.TRIPLE}-{name}" for name in ("gcc", "objcopy", "ar")]
+    missing = [name for name in names if not shutil.which(name)]
+    if missing:
+        raise ToolchainError(f"a C library for {machine.brand} needs {' and '.join(missing)} on PATH (package gcc-{arm.TRIPLE}).")
+    return Tools(*names)
 
 
 def run(work: Path, *command: str) -> None:
@@ -269,8 +278,9 @@ def run(work: Path, *command: str) -> None:
         raise ToolchainError(f"{command[0]}: {done.stderr.strip()[:2000]}")
 
 
-def _link(work: Path, interface: Interface, compiler: str, objcopy: str) -> None:
+def _link(work: Path, interface: Interface, tools: Tools) -> None:
     """Links layer.so and layer.a from kernel.o and own.c. Only the layer's own functions and those of the pool are visible."""
+    compiler = tools.compiler
     run(work, compiler, *FLAGS, f"-I{SOURCES}", "-c", "own.c", "-o", "glue.o")
     for name in ("layer", "pack"):
         run(work, compiler, *FLAGS, "-c", str(SOURCES / f"{name}.c"), "-o", f"{name}.o")
@@ -278,8 +288,8 @@ def _link(work: Path, interface: Interface, compiler: str, objcopy: str) -> None
     run(work, compiler, "-r", "-nostdlib", "-o", "all.o", "kernel.o", "glue.o", "layer.o", "pack.o")
     kept = [word for function in interface.functions for word in ("--keep-global-symbol", function)]
     own = f"{interface.function}.o"
-    run(work, objcopy, *kept, "all.o", own)
-    run(work, "ar", "rcs", "layer.a", own, "im2win_pool_1.o")
+    run(work, tools.objcopy, *kept, "all.o", own)
+    run(work, tools.archiver, "rcs", "layer.a", own, "im2win_pool_1.o")
     visible = "; ".join((*interface.functions, *SHARED))
     (work / "symbols").write_text(f"{{ global: {visible}; local: *; }};\n")
     flags = ("-shared", "-pthread", "-Wl,--version-script=symbols", "-Wl,-z,noexecstack", f"-Wl,-soname,lib{interface.name}.so")

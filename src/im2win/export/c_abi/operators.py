@@ -12,7 +12,8 @@ from typing import Any
 
 from im2win import __version__
 from im2win.device.cpu import Machine
-from im2win.export.c_abi.cpu import FLAGS, KERNEL_PREFIX, compiler_on_path, instructions, layer_source, placed, run, workspace_bytes
+from im2win.export.c_abi.checks import instructions
+from im2win.export.c_abi.cpu import FLAGS, KERNEL_PREFIX, compiler_on_path, layer_source, placed, run, workspace_bytes
 from im2win.export.c_abi.header import SOURCES
 from im2win.packing import codec as packs
 from im2win.spec.conv2d import Conv2d
