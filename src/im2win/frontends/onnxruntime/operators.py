@@ -161,7 +161,7 @@ def for_onnxruntime(
         raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
     layers = tuple(_layer(one.replaced, built[one.replaced.convolution.conv]) for one in made.replacements)
     growth = sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in made.replacements)
-    workspace = workspace_of(list(operators_of([one.replaced for one in made.replacements], built).values()), machine)
+    workspace = workspace_of(list(operators_of([one.replaced for one in made.replacements], built, machine).values()), machine)
     operators = coverage(model, batch, {one.name for one in layers}, products=False)
     skipped, note = (*reasons, *made.left), made.note or (missing() if guard else "")
     return Rewritten(written, linked, layers, skipped, growth, workspace, made.times, made.whole, note, operators)

@@ -12,7 +12,8 @@ import numpy as np
 
 from im2win.common.progress import Reporter
 from im2win.device.cpu import Machine
-from im2win.export.c_abi.operators import DOMAIN, OPERATOR, Operator, link
+from im2win.export.c_abi.cpu import features
+from im2win.export.c_abi.operators import DOMAIN, Operator, link, operator_of
 from im2win.frontends.models.convolutions import Built
 from im2win.frontends.onnx.layers import import_onnx
 from im2win.frontends.onnxruntime.guard import Layer, of_layers, of_models
@@ -89,7 +90,8 @@ class Work:
         if inputs:
             given = str(self.folder / "inputs.npz")
             np.savez(given, **{f"{INPUT}{name}": value for name, value in inputs.items()})
-        whole = of_models(original, self.written, self.linked, self.machine, batch, given)
+        integers = any(one.replaced.convolution.conv.dtype != "float32" for one in replacements)
+        whole = of_models(original, self.written, self.linked, self.machine, batch, given, quantised=integers)
         if note := _given_back(whole):
             save(self.model, self.written)
             return Made([], left, times, whole, note)
@@ -98,22 +100,28 @@ class Work:
     def _write(self, replacements: Sequence[Replacement]) -> None:
         model = type(self.model)()
         model.CopyFrom(self.model)
-        rewrite(model, replacements, DOMAIN, OPERATOR)
+        rewrite(model, replacements, DOMAIN)
         save(model, self.written)
 
 
-def operators_of(kept: Sequence[Replaceable], built: dict[Conv2d, Built]) -> dict[Conv2d, Operator]:
+def operators_of(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Machine) -> dict[Conv2d, Operator]:
     """The operators of all distinct problems."""
     distinct = {one.convolution.conv: built[one.convolution.conv] for one in kept}
-    return {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in distinct.items()}
+    return {
+        conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace, tuple(features(made.tile, machine)))
+        for conv, made in distinct.items()
+    }
 
 
 def _linked(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Machine, library: Path) -> list[Replacement]:
     """Links the library of these convolutions' kernels. Returns what replaces each of them."""
-    operators = operators_of(kept, built)
+    operators = operators_of(kept, built, machine)
     link(list(operators.values()), machine, library)
     found = [(one, operators[one.convolution.conv]) for one in kept]
-    return [Replacement(one, {"kernel": each.name}, each.pack.filter(each.conv, one.convolution.filter)) for one, each in found]
+    return [
+        Replacement(one, operator_of(each.conv), {"kernel": each.name}, each.pack.filter(each.conv, one.convolution.filter))
+        for one, each in found
+    ]
 
 
 def _kernel(built: Built) -> str:
