@@ -102,13 +102,14 @@ def _values(graph: GraphProto) -> set[str]:
 
 def _part(graph: Graph, index: int, one: Fused, origins: Mapping[str, str], known: set[str]) -> str | None:
     """Why a convolution is only a part of the model's nodes, which were written as several each; None if it is whole ones."""
-    if any(name not in known for name in (one.data, _residual(one), one.tail.output) if name):
+    inner = any(name not in known for name in (one.data, _residual(one), one.tail.output) if name)
+    if inner and one.integers is None:
         return "im2win cannot compute it with its integers"
     taken = {index, *one.tail.nodes, *one.ahead}
     whole = {origins.get(graph.nodes[place].output[0]) for place in taken}
     left = [node for place, node in enumerate(graph.nodes) if place not in taken and node.op_type != DEQUANTIZE and node.output]
-    if any(origins.get(node.output[0]) in whole for node in left):
-        return "its zero points are computed"
+    if inner or any(origins.get(node.output[0]) in whole for node in left):
+        return "its zero points, or its output's scale, are no constants that a kernel can have"
     return None
 
 
