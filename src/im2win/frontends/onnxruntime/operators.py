@@ -96,7 +96,9 @@ def for_onnxruntime(
     Each float32 Conv with fixed filters, height and width becomes a node of the domain `im2win`. The node includes the Pad before it and
     the batch normalisation, scalings, bias, residual addition and activation after it, as in `compile_model`, and its filters are packed
     now. In quantised models so does each QLinearConv, ConvInteger with constant zero points, and Conv between DequantizeLinear and
-    QuantizeLinear: as one node that reads and writes integers of 8 bits. All other nodes are unchanged. A program then registers the library and loads the model::
+    QuantizeLinear: as one node that reads and writes integers of 8 bits. All other nodes are unchanged.
+
+    A program then registers the library and loads the model::
 
         options = onnxruntime.SessionOptions()
         options.register_custom_ops_library("./model_im2win.so")
