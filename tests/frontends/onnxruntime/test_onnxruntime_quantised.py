@@ -13,8 +13,9 @@ from model_graphs import graph, helper, node, numpy_helper, onnx, ort, peer
 from quantised_networks import FORMS, images, network, quantised, quantization
 
 import im2win
-from im2win.frontends.onnxruntime import timing
+from im2win.frontends.onnxruntime import timing, writing
 from im2win.frontends.onnxruntime.operators import Rewritten
+from im2win.frontends.onnxruntime.timing import Found
 
 pytestmark = needs_compiler
 U8, S8 = np.uint8, np.int8
@@ -85,6 +86,20 @@ def test_the_guard_compares_layers_and_the_whole(tmp_path: Path, monkeypatch: py
     assert all(one.ours_s > 0 and one.theirs_s > 0 for one in made.times.values())
     assert made.whole is None or not made.whole.failed
     assert made.note or [one.name for one in made.layers] == [name for name, one in made.times.items() if one.faster]
+
+
+def test_of_a_mixture_and_all_layers_the_faster_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between layers of both, ONNX Runtime transposes; a layer whose outputs differ stays with it in any case."""
+    faster, slower, wrong = Found(1e-3, 2e-3, faster=True), Found(2e-3, 1e-3, slower=True), Found(failed="its outputs differ")
+    monkeypatch.setattr(writing, "of_layers", lambda *_: [faster, slower, wrong, faster, faster])
+    wholes: list[Found] = []
+    monkeypatch.setattr(writing, "of_models", lambda *_, quantised: wholes.pop(0) if quantised else wrong)
+    for found, layers in (([Found(1e-3, 2e-3, faster=True), slower], 4), ([Found(2e-3, 1e-3, slower=True), faster], 3)):
+        wholes[:] = found
+        made = rewritten(quantised("QOperator", "int8", True), tmp_path, guard=True)
+        assert len(made.layers) == len(ours_of(made)) == layers and made.whole in found and not made.note
+        assert len(made.skipped) == 5 - layers and "its outputs differ" in made.skipped[-1]
+        run(made, {"x": images(1)})  # with the library that was written for it
 
 
 # --- single patterns -------------------------------------------------------------------------------------------------

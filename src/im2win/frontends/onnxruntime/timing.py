@@ -76,6 +76,7 @@ class _UnknownInputError(Exception):
 def _feeds(session: Any, batch: int) -> dict[str, Any]:
     """Random inputs of a session, zeros for those that may be indices."""
     random, feeds = np.random.default_rng(0), {}
+    made: Any
     for one in session.get_inputs():
         shape = [batch if place == 0 and not isinstance(extent, int) else extent for place, extent in enumerate(one.shape)]
         if one.type not in _KINDS or not all(isinstance(extent, int) for extent in shape):
