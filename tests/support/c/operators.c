@@ -51,7 +51,7 @@ static const im2win_layer layer = {
     {{4, {1, 2, 1, 3}, IMAGE, 2, 32}, {3, {1, 1, 2}, 2, 2, 32}, {4, {1, 2, 1, 3}, IMAGE, 2, 32}, {4, {1, 2, 1, 3}, IMAGE, 2, 32}},
     instructions,
 };
-const im2win_operator im2win_operators[] = {{"other", &layer}, {"one", &layer}};
+const im2win_operator im2win_operators[] = {{"other", &layer, -1, 2}, {"one", &layer, -1, 2}};
 const size_t im2win_operator_count = 2, im2win_operator_workspace = TASKS * 64 + 63;
 
 /* --- ONNX Runtime */
@@ -73,7 +73,7 @@ struct ort_info {
   struct ort_value *filter;
 };
 
-static const ort_operator *registered;
+static const ort_operator *registered, *of_integers; /* Conv, and the last one */
 static atomic_int domains, together;
 
 static ort_status *create_status(int code, const char *message) {
@@ -88,7 +88,12 @@ static ort_status *create_domain(const char *name, ort_domain **made) {
   *made = (ort_domain *)(uintptr_t)name;
   return NULL;
 }
-static ort_status *add_operator(ort_domain *domain, const ort_operator *one) { return (void)domain, registered = one, NULL; }
+static ort_status *add_operator(ort_domain *domain, const ort_operator *one) {
+  (void)domain;
+  if (strcmp(one->name(one), "Conv") == 0) registered = one;
+  of_integers = one;
+  return NULL;
+}
 static ort_status *add_domain(ort_options *options, ort_domain *domain) { return (void)options, (void)domain, NULL; }
 static ort_status *data(ort_value *value, void **out) { return *out = value->data, NULL; }
 static ort_status *rank(const ort_shape *shape, size_t *out) { return *out = ((const ort_value *)shape)->rank, NULL; }
@@ -201,6 +206,8 @@ static int refusals(void) {
   if (!says(registered->compute(made, &over), "the output overlaps an input")) return 8;
   if (!says(registered->compute(made, &refused), "a defect of im2win")) return 9;
   registered->destroy(made);
+  if (registered->inputs(registered) != 4 || of_integers->inputs(of_integers) != 5) return 10;
+  if (!says(of_integers->create(of_integers, &table, &known, &made), "other types than the operator Conv_int8_int32")) return 11;
   return 0;
 }
 

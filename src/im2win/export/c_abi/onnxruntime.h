@@ -12,7 +12,7 @@
 #define ORT_FIRST_VERSION 1 /* which every release has */
 
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 }; /* codes of a status */
-enum { ORT_FLOAT = 1 };                          /* type of an element */
+enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT8 = 3, ORT_INT32 = 6 }; /* types of an element */
 enum { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };     /* what an input or output is */
 enum { ORT_MEMORY_DEFAULT = 0 };                 /* where an input lies */
 

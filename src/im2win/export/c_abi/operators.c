@@ -1,6 +1,8 @@
-/* Convolutions as an operator of ONNX Runtime: Conv of the domain im2win, Y = activation(conv(X, W) + B + Z), with B and Z where the
-   kernel has them. W is packed for the kernel that the attribute `kernel` names. X may hold any multiple of the kernel's images, which
-   it then computes in as many calls. Threads are ONNX Runtime's. */
+/* Convolutions as operators of ONNX Runtime in the domain im2win. Conv is Y = activation(conv(X, W) + B + Z), with B and Z where the
+   kernel has them. Conv_uint8_int8 and so on, named after the types of X and Y, sum integers in int32 and convert the sums:
+   Y = convert(activation(S * (conv(X, W) + B) + Z)), without S where Y holds the sums. Zeros are the kernel's own. W is packed for the
+   kernel that the attribute `kernel` names. X may hold any multiple of the kernel's images, which it then computes in as many calls.
+   Threads are ONNX Runtime's. */
 #include "operators.h"
 
 #include <pthread.h>
@@ -18,9 +20,11 @@
 #define RANK 4
 #define NAME_BYTES 256
 
-enum { X, W, B, Z, INPUTS };
+enum { DLPACK_UINT = 1, DLPACK_FLOAT = 2 };
 
-static const char *const names[INPUTS] = {"X", "W", "B", "Z"};
+enum { X, W, B, Z, S, INPUTS }; /* S is last, and no input of Conv */
+
+static const char *const names[INPUTS] = {"X", "W", "B", "Z", "S"};
 static const ort_api *ort;
 
 static ort_status *failed(const ort_api *api, int code, const char *format, ...) {
@@ -99,15 +103,17 @@ static void destroy(void *kernel) {
 /* --- creating a kernel */
 
 /* The index of the kernel's tensor for an input; -1 if it has no such input. */
-static int place_of(const im2win_layer *layer, int input) {
-  int biased = layer->bias >= 0, added = layer->count > 3 + biased;
-  if (input == B) return layer->bias;
-  if (input == Z) return added ? layer->count - 2 : -1;
-  return input;
+static int place_of(const im2win_operator *own, int input) {
+  switch (input) {
+    case B: return own->layer->bias;
+    case Z: return own->residual;
+    case S: return own->scale;
+    default: return input;
+  }
 }
 
 static ort_status *check_constant(const im2win_operator *own, const ort_info *info, int input) {
-  int place = place_of(own->layer, input), is_constant = 0;
+  int place = place_of(own, input), is_constant = 0;
   const ort_value *value = NULL;
   ort_shape *shape = NULL;
   size_t elements = 0;
@@ -126,11 +132,27 @@ static ort_status *check_constant(const im2win_operator *own, const ort_info *in
                 (long long)own->layer->tensors[place].elements);
 }
 
+/* An operator with the types of X and Y. */
+typedef struct {
+  ort_operator base;
+  const char *name;
+  int data, output;
+} typed;
+
+static const typed *typed_of(const ort_operator *self) { return (const typed *)(const void *)self; }
+
+/* ONNX Runtime's code for a tensor's type. */
+static int code_of(const im2win_tensor *tensor) {
+  if (tensor->bits == 8) return tensor->type == DLPACK_UINT ? ORT_UINT8 : ORT_INT8;
+  return tensor->type == DLPACK_FLOAT ? ORT_FLOAT : ORT_INT32;
+}
+
 static ort_status *create(const ort_operator *self, const ort_api *api, const ort_info *info, void **kernel) {
   char name[NAME_BYTES];
   size_t size = sizeof name;
   const im2win_operator *own = NULL;
-  (void)self, (void)api;
+  const typed *kind = typed_of(self);
+  (void)api;
   ort_status *status = ort->string(info, "kernel", name, &size);
   if (status != NULL) return status;
   for (size_t i = 0; i < im2win_operator_count && own == NULL; i++)
@@ -139,8 +161,11 @@ static ort_status *create(const ort_operator *self, const ort_api *api, const or
     return failed(ort, ORT_INVALID_ARGUMENT, "kernel '%s' is not in this library; register the one that was written with the model.", name);
   if (!own->layer->instructions())
     return failed(ort, ORT_FAIL, "kernel '%s' was made for instructions that this CPU lacks; make it on this machine.", name);
+  if (code_of(&own->layer->tensors[X]) != kind->data || code_of(&own->layer->tensors[own->layer->count - 1]) != kind->output)
+    return failed(ort, ORT_INVALID_ARGUMENT, "kernel '%s' has other types than the operator %s.", name, kind->name);
   status = check_constant(own, info, W);
   if (status == NULL) status = check_constant(own, info, B);
+  if (status == NULL) status = check_constant(own, info, S);
   if (status != NULL) return status;
   pthread_mutex_lock(&lock);
   kernels++;
@@ -152,7 +177,7 @@ static ort_status *create(const ort_operator *self, const ort_api *api, const or
 /* --- running it */
 
 static ort_status *wrong_shape(const im2win_operator *own, int input, const int64_t *sizes, size_t rank) {
-  const int64_t *wanted = own->layer->tensors[place_of(own->layer, input)].shape;
+  const int64_t *wanted = own->layer->tensors[place_of(own, input)].shape;
   char shape[128] = "";
   for (size_t i = 0, used = 0; i < rank && used < sizeof shape; i++)
     used += (size_t)snprintf(shape + used, sizeof shape - used, i ? ", %lld" : "%lld", (long long)sizes[i]);
@@ -170,7 +195,7 @@ static int fits(const int64_t *sizes, size_t rank, const int64_t *wanted) {
 
 /* Checks the number of images of an input, and its rank. X sets them (`images` is -1 before), and the others must have the same. */
 static ort_status *check_images(const im2win_operator *own, int input, const ort_value *value, int64_t *images, size_t *ranks) {
-  const int64_t *wanted = own->layer->tensors[place_of(own->layer, input)].shape;
+  const int64_t *wanted = own->layer->tensors[place_of(own, input)].shape;
   int64_t sizes[8];
   size_t rank = 0;
   ort_shape *shape = NULL;
@@ -191,16 +216,19 @@ static const char *const reasons[] = {
     "", "a tensor is missing", "a tensor is misaligned", "the output overlaps an input", "the CPU lacks its instructions",
 };
 
-static ort_status *call(const im2win_operator *own, const float **tensors, int64_t times) {
+static ort_status *call(const im2win_operator *own, const void **tensors, int64_t times) {
   const im2win_layer *layer = own->layer;
   void *memory = im2win_operator_workspace ? take_workspace() : NULL;
-  int status = IM2WIN_OK, images[] = {X, place_of(layer, Z), layer->count - 1};
+  int status = IM2WIN_OK, images[] = {X, own->residual, layer->count - 1};
   if (im2win_operator_workspace && memory == NULL)
     return failed(ort, ORT_FAIL, "no memory for a workspace of %zu bytes.", im2win_operator_workspace);
   for (int64_t i = 0; i < times && status == IM2WIN_OK; i++) {
-    status = im2win_layer_1_call(layer, (const void *const *)tensors, memory);
+    status = im2win_layer_1_call(layer, tensors, memory);
     for (size_t j = 0; j < sizeof images / sizeof *images; j++)
-      if (images[j] >= 0) tensors[images[j]] += layer->tensors[images[j]].elements;
+      if (images[j] >= 0) {
+        const im2win_tensor *one = &layer->tensors[images[j]];
+        tensors[images[j]] = (const char *)tensors[images[j]] + one->elements * (one->bits / 8);
+      }
   }
   if (memory) give_back(memory);
   if (status == IM2WIN_OK) return NULL;
@@ -212,12 +240,12 @@ static ort_status *compute(void *kernel, ort_context *context) {
   const im2win_operator *own = kernel;
   const im2win_layer *layer = own->layer;
   const im2win_tensor *made = &layer->tensors[layer->count - 1];
-  const float *tensors[IM2WIN_MOST_TENSORS];
+  const void *tensors[IM2WIN_MOST_TENSORS];
   int64_t images = -1;
   size_t rank = RANK;
   ort_status *status = NULL;
   for (int input = X; input < INPUTS; input++) {
-    int place = place_of(layer, input);
+    int place = place_of(own, input);
     const ort_value *value = NULL;
     void *data = NULL;
     if (place < 0) continue;
@@ -243,22 +271,47 @@ static ort_status *compute(void *kernel, ort_context *context) {
   return status;
 }
 
-/* --- the operator */
+/* --- the operators */
 
-static const char *name(const ort_operator *self) { return (void)self, "Conv"; }
+static const char *name(const ort_operator *self) { return typed_of(self)->name; }
 static const char *provider(const ort_operator *self) { return (void)self, NULL; }
-static int type(const ort_operator *self, size_t index) { return (void)self, (void)index, ORT_FLOAT; }
-static size_t inputs(const ort_operator *self) { return (void)self, INPUTS; }
+static int output_type(const ort_operator *self, size_t index) { return (void)index, typed_of(self)->output; }
+static int input_type(const ort_operator *self, size_t index) {
+  const typed *kind = typed_of(self);
+  int integers = kind->data != ORT_FLOAT;
+  switch (index) {
+    case X: return kind->data;
+    case W: return integers ? ORT_INT8 : ORT_FLOAT;
+    case B: return integers ? ORT_INT32 : ORT_FLOAT;
+    case Z: return kind->output;
+    default: return ORT_FLOAT;
+  }
+}
+static size_t inputs(const ort_operator *self) { return typed_of(self)->data == ORT_FLOAT ? S : INPUTS; }
 static size_t outputs(const ort_operator *self) { return (void)self, 1; }
 static int input_characteristic(const ort_operator *self, size_t index) { return (void)self, index < B ? ORT_REQUIRED : ORT_OPTIONAL; }
 static int output_characteristic(const ort_operator *self, size_t index) { return (void)self, (void)index, ORT_REQUIRED; }
 static int memory(const ort_operator *self, size_t index) { return (void)self, (void)index, ORT_MEMORY_DEFAULT; }
 
-static const ort_operator convolution = {
-    .version = ORT_VERSION, .name = name, .provider = provider, .input_type = type, .inputs = inputs, .output_type = type,
-    .outputs = outputs, .destroy = destroy, .input_characteristic = input_characteristic,
-    .output_characteristic = output_characteristic, .input_memory = memory, .create = create, .compute = compute,
+/* clang-format off */
+#define CONVOLUTION(called, of_data, of_output)                                                                                  \
+  {{.version = ORT_VERSION, .name = name, .provider = provider, .input_type = input_type, .inputs = inputs, .outputs = outputs,   \
+    .output_type = output_type, .destroy = destroy, .input_characteristic = input_characteristic,                                 \
+    .output_characteristic = output_characteristic, .input_memory = memory, .create = create, .compute = compute},                \
+   called, of_data, of_output}
+
+static const typed convolutions[] = {
+    CONVOLUTION("Conv", ORT_FLOAT, ORT_FLOAT),
+    CONVOLUTION("Conv_uint8_uint8", ORT_UINT8, ORT_UINT8),
+    CONVOLUTION("Conv_uint8_int8", ORT_UINT8, ORT_INT8),
+    CONVOLUTION("Conv_uint8_float32", ORT_UINT8, ORT_FLOAT),
+    CONVOLUTION("Conv_uint8_int32", ORT_UINT8, ORT_INT32),
+    CONVOLUTION("Conv_int8_uint8", ORT_INT8, ORT_UINT8),
+    CONVOLUTION("Conv_int8_int8", ORT_INT8, ORT_INT8),
+    CONVOLUTION("Conv_int8_float32", ORT_INT8, ORT_FLOAT),
+    CONVOLUTION("Conv_int8_int32", ORT_INT8, ORT_INT32),
 };
+/* clang-format on */
 
 /* ONNX Runtime calls this function when the library is registered with the options of a session. */
 ort_status *RegisterCustomOps(ort_options *options, const ort_base *base) {
@@ -272,7 +325,8 @@ ort_status *RegisterCustomOps(ort_options *options, const ort_base *base) {
   if (ort == NULL) ort = api;
   if (domain == NULL) {
     status = ort->create_domain("im2win", &made);
-    if (status == NULL) status = ort->add_operator(made, &convolution);
+    for (size_t i = 0; i < sizeof convolutions / sizeof *convolutions && status == NULL; i++)
+      status = ort->add_operator(made, &convolutions[i].base);
     if (status == NULL) domain = made;
   }
   pthread_mutex_unlock(&lock);

@@ -6,10 +6,12 @@
 
 #include "layer.h"
 
-/* name: value of the attribute `kernel` of the nodes that it computes. */
+/* name: value of the attribute `kernel` of the nodes that it computes.
+   scale, residual: indices of these tensors of the layer, or -1. */
 typedef struct {
   const char *name;
   const im2win_layer *layer;
+  int scale, residual;
 } im2win_operator;
 
 /* All operators, their number, and the bytes of a workspace that is large enough for each of them. */

@@ -18,15 +18,24 @@ from im2win.export.c_abi.header import SOURCES
 from im2win.packing import codec as packs
 from im2win.spec.conv2d import Conv2d
 
-DOMAIN, OPERATOR = "im2win", "Conv"  # inputs X, W, and B and Z (the residual) where the kernel has them; attribute `kernel`
+DOMAIN = "im2win"
 SYMBOL = "RegisterCustomOps"  # the symbol that ONNX Runtime loads
+
+
+def operator_of(conv: Conv2d) -> str:
+    """The operator's name: one for float32, and one for each pair of types of inputs and outputs of integer convolutions.
+
+    Its inputs are X, W, and B, Z (the residual) and S (the scales) where the kernel has them; its attribute `kernel` selects that.
+    """
+    return "Conv" if conv.dtype == "float32" else f"Conv_{conv.dtype}_{conv.out_dtype}"
 
 
 @dataclass(frozen=True)
 class Operator:
     """A compiled kernel.
 
-    It holds the problem, the filter packing, the symbol in an object file, and the bytes of workspace for a whole call and for each task.
+    It holds the problem, the filter packing, the symbol in an object file, the bytes of workspace for a whole call and for each task, and
+    the features of the CPU that it needs beside its vector instructions.
     """
 
     conv: Conv2d
@@ -34,6 +43,7 @@ class Operator:
     symbol: str
     path: Path
     workspace: tuple[int, int]
+    features: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,15 +72,21 @@ def source(operators: Sequence[Operator], machine: Machine) -> str:
             "",
         )
     ]
-    rows = [f'  {{"{one.name}", &layer_{number}}},' for number, one in enumerate(operators)]
+    rows = [f'  {{"{one.name}", &layer_{number}, {_places(one.conv)}}},' for number, one in enumerate(operators)]
+    needed = sorted({feature for one in operators for feature in one.features})
     return "\n".join(
         [
-            '#include "operators.h"', "", instructions(machine), "", *layers,
+            '#include "operators.h"', "", instructions(machine, needed), "", *layers,
             "const im2win_operator im2win_operators[] = {", *rows, "};",
             f"const size_t im2win_operator_count = {len(operators)};",
             f"const size_t im2win_operator_workspace = {workspace_of(operators, machine)};", "",
         ]
     )  # fmt: skip
+
+
+def _places(conv: Conv2d) -> str:
+    """Indices of the scales and the residual among a kernel's tensors, -1 where it has none."""
+    return ", ".join(str(conv.arguments.index(name) if name in conv.arguments else -1) for name in ("scale", "residual"))
 
 
 def link(operators: Sequence[Operator], machine: Machine, library: Path) -> None:

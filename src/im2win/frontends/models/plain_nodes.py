@@ -118,8 +118,12 @@ class Writer:
         value = self._node("Round", value)
         if zero is not None:
             value = self._node("Add", value, zero)
-        value = self._node("Max", value, self._constant(float(limits.min)))
-        self._cast(self._node("Min", value, self._constant(float(limits.max))), dtype, output)
+        least, most = float(limits.min), float(limits.max)
+        if self._source.opset < 11:
+            clipped = self._node("Clip", value, min=least, max=most)
+        else:
+            clipped = self._node("Clip", value, self._constant(least), self._constant(most))
+        self._cast(clipped, dtype, output)  # not Max and Min, which TVM imports as a reduction of stacked tensors
 
     def _dynamic(self, node: NodeProto) -> None:
         """The scale is the range of the data and 0 over 255, and 1 where all are 0, as ONNX Runtime has it."""

@@ -29,18 +29,25 @@ _BINARY = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
 _OWN = ("channels_last", "opset")  # attributes that the plain operators do not have
 
 
-def in_pairs(onnx: ModuleType, model: ModelProto) -> None:
+def in_pairs(onnx: ModuleType, model: ModelProto) -> dict[str, str]:
     """Replaces the operators of integers of a model by plain ones between pairs of DequantizeLinear and QuantizeLinear.
 
     Those whose scales are computed, or whose tensors have channels last, stay as they are.
+
+    Returns:
+        For each value that a node computes afterwards, the first output of the node that it was written for.
     """
     writer = _Pairs(onnx, model)
     nodes: list[NodeProto] = []
+    origins: dict[str, str] = {}
     for node in model.graph.node:
-        nodes += writer.written(node)
+        written = writer.written(node)
+        nodes += written
+        origins.update((name, next(iter(node.output))) for one in written for name in one.output if name)
     if writer.changed:
         del model.graph.node[:]
         model.graph.node.extend(nodes)
+    return origins
 
 
 class _Pairs:

@@ -148,6 +148,15 @@ def _real(graph: Graph, name: str) -> Array | None:
     return None if array is None else array.astype(np.float64)
 
 
+def stored_of(graph: Graph, one: Integers) -> list[str]:
+    """Names of the constants that hold a convolution's filters and bias, as integers where these are dequantised."""
+    names = [one.filter]
+    if one.bias is not None:
+        found = dequantised(graph, one.bias)
+        names.append(one.bias if found is None else found[0])
+    return names
+
+
 def filters_and_bias(graph: Graph, node: NodeProto, one: Integers, conv: Conv2d) -> tuple[Array, Array | None]:
     """The filters in int8 as `conv` has them, and the bias in int32.
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 from im2win.common.files import default_folder, replace_text
 from im2win.common.json_text import parsed
 from im2win.device.cpu import Machine
-from im2win.export.c_abi.operators import DOMAIN, OPERATOR
+from im2win.export.c_abi.operators import DOMAIN
 from im2win.frontends.onnxruntime.extraction import layer_model
 from im2win.frontends.onnxruntime.rewriting import Replacement, rewrite
-from im2win.frontends.onnxruntime.timing import Found, Pair
+from im2win.frontends.onnxruntime.timing import QUANTISED_TOLERANCE, TOLERANCE, Found, Pair
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -80,11 +80,11 @@ def of_layers(
 def _pair(original: ModelProto, replacement: Replacement, path: Path) -> Pair:
     ours = type(original)()
     ours.CopyFrom(original)
-    rewrite(ours, [replacement], DOMAIN, OPERATOR)
+    rewrite(ours, [replacement], DOMAIN)
     names = path.with_suffix(".theirs.onnx"), path.with_suffix(".ours.onnx")
     for name, one in zip(names, (original, ours), strict=True):
         name.write_bytes(one.SerializeToString())
-    return Pair(str(names[0]), str(names[1]))
+    return Pair(str(names[0]), str(names[1]), share=0.0)
 
 
 def _key(original: ModelProto, one: Layer, machine: Machine) -> str:
@@ -95,9 +95,15 @@ def _key(original: ModelProto, one: Layer, machine: Machine) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
 
 
-def of_models(original: Path, ours: Path, library: Path, machine: Machine, batch: int, inputs: str = "") -> Found:
-    """What a comparison of whole models finds, on the inputs of an .npz file or on random ones."""
-    pair = Pair(str(original), str(ours), batch, WHOLE_S, inputs)
+def of_models(
+    original: Path, ours: Path, library: Path, machine: Machine, batch: int, inputs: str = "", *, quantised: bool = False
+) -> Found:
+    """What a comparison of whole models finds, on the inputs of an .npz file or on random ones.
+
+    Args:
+        quantised: whether layers of ours compute with integers.
+    """
+    pair = Pair(str(original), str(ours), batch, WHOLE_S, inputs, QUANTISED_TOLERANCE if quantised else TOLERANCE)
     return compared([pair], library, machine.threads, lambda done, of: None)[0]
 
 

@@ -95,7 +95,10 @@ def for_onnxruntime(
 
     Each float32 Conv with fixed filters, height and width becomes a node of the domain `im2win`. The node includes the Pad before it and
     the batch normalisation, scalings, bias, residual addition and activation after it, as in `compile_model`, and its filters are packed
-    now. All other nodes are unchanged. A program then registers the library and loads the model::
+    now. In quantised models so does each QLinearConv, ConvInteger with constant zero points, and Conv between DequantizeLinear and
+    QuantizeLinear: as one node that reads and writes integers of 8 bits. All other nodes are unchanged.
+
+    A program then registers the library and loads the model::
 
         options = onnxruntime.SessionOptions()
         options.register_custom_ops_library("./model_im2win.so")
@@ -161,7 +164,7 @@ def for_onnxruntime(
         raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
     layers = tuple(_layer(one.replaced, built[one.replaced.convolution.conv]) for one in made.replacements)
     growth = sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in made.replacements)
-    workspace = workspace_of(list(operators_of([one.replaced for one in made.replacements], built).values()), machine)
+    workspace = workspace_of(list(operators_of([one.replaced for one in made.replacements], built, machine).values()), machine)
     operators = coverage(model, batch, {one.name for one in layers}, products=False)
     skipped, note = (*reasons, *made.left), made.note or (missing() if guard else "")
     return Rewritten(written, linked, layers, skipped, growth, workspace, made.times, made.whole, note, operators)

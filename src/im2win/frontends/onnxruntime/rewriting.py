@@ -6,7 +6,7 @@ All other nodes are unchanged.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from im2win.frontends.models.source import Array, Source, values_of
 from im2win.frontends.onnx.graph import Graph, name_of, reads_of
 from im2win.frontends.onnx.layers import Fused, ModelError, Skipped, fusions, import_onnx, set_batch
 from im2win.frontends.onnx.pairs import in_pairs
+from im2win.frontends.onnx.quantised import DEQUANTIZE, stored_of
 from im2win.frontends.onnx.shapes import infer
 
 if TYPE_CHECKING:
@@ -40,15 +41,18 @@ class Replaceable:
 
 @dataclass(frozen=True)
 class Replacement:
-    """What replaces a convolution: the attributes of the operator's node, and its packed filters."""
+    """What replaces a convolution: the operator, the attributes of its node, and its packed filters."""
 
     replaced: Replaceable
+    operator: str
     attributes: dict[str, Any]
     filter: Array
 
 
 def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[Replaceable], list[Skipped]]:
-    """The convolutions that a float32 kernel can compute, in graph order, and the others with the reason.
+    """The convolutions that a kernel can compute, of float32 or of the integers of a quantised model, in graph order, and the others.
+
+    Those come with the reason. A convolution of integers includes the QuantizeLinear behind it, or is a QLinearConv or ConvInteger.
 
     Args:
         batch: images of one kernel call where the model's batch is symbolic; 1 if None.
@@ -60,7 +64,7 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, _UNIT * (batch or 1))
-    in_pairs(onnx, copy)
+    origins = in_pairs(onnx, copy)
     if fixed is not None and batch is not None and batch != fixed:
         raise ModelError(f"`batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
     try:
@@ -69,12 +73,13 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
         raise ModelError(f"`source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     graph = Graph(read.graph)
     found, left = fusions(graph, fixed or _UNIT * (batch or 1), products=False)
+    known = _values(model.graph)
     taken: list[Replaceable] = []
     for index, one in sorted(found.items()):
-        reason = _unfit(graph, graph.nodes[index], one)
+        reason = _unfit(graph, graph.nodes[index], one) or _part(graph, index, one, origins, known)
         try:
             if not reason:
-                taken.append(_taken(read, graph, index, one, 1 if fixed else _UNIT))
+                taken.append(_taken(read, graph, index, one, 1 if fixed else _UNIT, origins))
         except ModelError as error:
             reason = str(error)
         if reason:
@@ -84,34 +89,63 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
 
 def _unfit(graph: Graph, node: NodeProto, one: Fused) -> str | None:
     """The reason why no CPU kernel computes a problem; None if one does."""
-    if one.conv.dtype != "float32":
+    if one.conv.dtype != "float32" and one.integers is None:
         return f"its dtype {one.conv.dtype} is not float32"
     constant = all(graph.fixed(name) for name in node.input[1:] if name)
     return None if constant else "its filters or its bias are no constants"
 
 
-def _taken(model: ModelProto, graph: Graph, index: int, one: Fused, unit: int) -> Replaceable:
+def _values(graph: GraphProto) -> set[str]:
+    """Names of the values of a graph."""
+    return {one.name for one in (*graph.input, *graph.initializer)} | {name for node in graph.node for name in node.output}
+
+
+def _part(graph: Graph, index: int, one: Fused, origins: Mapping[str, str], known: set[str]) -> str | None:
+    """Why a convolution is only a part of the model's nodes, which were written as several each; None if it is whole ones."""
+    inner = any(name not in known for name in (one.data, _residual(one), one.tail.output) if name)
+    if inner and one.integers is None:
+        return "im2win cannot compute it with its integers"
+    taken = {index, *one.tail.nodes, *one.ahead}
+    whole = {origins.get(graph.nodes[place].output[0]) for place in taken}
+    left = [node for place, node in enumerate(graph.nodes) if place not in taken and node.op_type != DEQUANTIZE and node.output]
+    if inner or any(origins.get(node.output[0]) in whole for node in left):
+        return "its zero points, or its output's scale, are no constants that a kernel can have"
+    return None
+
+
+def _residual(one: Fused) -> str | None:
+    return (one.integers.residual if one.integers is not None else None) or one.tail.residual
+
+
+def _taken(model: ModelProto, graph: Graph, index: int, one: Fused, unit: int, origins: Mapping[str, str]) -> Replaceable:
     node = graph.nodes[index]
-    behind = [graph.nodes[place] for place in one.tail.scalings]
-    read = [name for each in (node, *behind) for name in each.input if graph.fixed(name)]
-    convolution = folded(Source(graph, values_of(model, graph, read), (), (), 0), node, one)
+    if one.integers is None:
+        behind = [graph.nodes[place] for place in one.tail.scalings]
+        values = values_of(model, graph, [name for each in (node, *behind) for name in each.input if graph.fixed(name)])
+    else:
+        values = values_of(model, graph, stored_of(graph, one.integers))
+        graph = Graph(model.graph, values)
+    convolution = folded(Source(graph, values, (), (), 0), node, one)
     if convolution.conv.batch % unit == 0:
         convolution = replace(convolution, conv=convolution.conv.with_(batch=convolution.conv.batch // unit))
     nodes = (index, *one.tail.nodes, *one.ahead)
-    return Replaceable(convolution, frozenset(graph.nodes[place].output[0] for place in nodes))
+    made = (graph.nodes[place].output[0] for place in nodes)
+    return Replaceable(convolution, frozenset(origins.get(name, name) for name in made))
 
 
 # --- the graph that is written
 
 
-def rewrite(model: ModelProto, replacements: Sequence[Replacement], domain: str, operator: str) -> None:
-    """Replaces each convolution, with what is fused with it, by one node with the inputs X, W, B and Z (the residual) and the output Y.
+def rewrite(model: ModelProto, replacements: Sequence[Replacement], domain: str) -> None:
+    """Replaces each convolution, with what is fused with it, by one node.
+
+    Its inputs are X, W, B, Z (the residual) and S (the scales), its output is Y.
 
     Weights without readers are removed.
 
     Args:
         model: changed in place.
-        domain, operator: of the new nodes.
+        domain: of the new nodes.
     """
     onnx = import_onnx()
     graph = model.graph
@@ -125,7 +159,7 @@ def rewrite(model: ModelProto, replacements: Sequence[Replacement], domain: str,
         for index in indices:
             unread += graph.node[index].input
             nodes[index] = None
-        nodes[indices[-1]] = _node(onnx, graph, one, domain, operator, taken)
+        nodes[indices[-1]] = _node(onnx, graph, one, domain, taken)
     _put(graph, [node for node in nodes if node is not None], unread, old=model.ir_version < _OWN_WEIGHTS)
     written = {name for node in graph.node for name in node.output}
     _keep(graph.value_info, lambda value: value.name in written)
@@ -136,7 +170,7 @@ def rewrite(model: ModelProto, replacements: Sequence[Replacement], domain: str,
     model.ir_version = max(model.ir_version, _OWN_WEIGHTS)
 
 
-def _node(onnx: Any, graph: GraphProto, one: Replacement, domain: str, operator: str, taken: set[str]) -> NodeProto:
+def _node(onnx: Any, graph: GraphProto, one: Replacement, domain: str, taken: set[str]) -> NodeProto:
     convolution = one.replaced.convolution
 
     def constant(kind: str, array: Array) -> str:
@@ -148,11 +182,12 @@ def _node(onnx: Any, graph: GraphProto, one: Replacement, domain: str, operator:
         return name
 
     inputs = [convolution.data, constant("filter", one.filter)]
-    if convolution.bias is not None:
-        inputs.append(constant("bias", convolution.bias))
-    if convolution.residual:
-        inputs += [*([""] if convolution.bias is None else []), convolution.residual]
-    made: NodeProto = onnx.helper.make_node(operator, inputs, [convolution.output], convolution.name, domain=domain, **one.attributes)
+    inputs.append("" if convolution.bias is None else constant("bias", convolution.bias))
+    inputs.append(convolution.residual or "")
+    inputs.append("" if convolution.scale is None else constant("scale", convolution.scale))
+    while not inputs[-1]:
+        inputs.pop()
+    made: NodeProto = onnx.helper.make_node(one.operator, inputs, [convolution.output], convolution.name, domain=domain, **one.attributes)
     return made
 
 

@@ -22,10 +22,14 @@ import numpy as np
 from im2win.common.comparison import SECONDS, compare
 
 TOLERANCE = 1e-3  # of an output's largest magnitude, for whole models; layers are checked more closely when they are built
+# The same where a whole model computes with integers of 8 bits. Where ONNX Runtime rounds a sum in another way, an element differs by a
+# step, which is 1/127 of the largest or less; the layers behind add such steps up, weighted as their filters are.
+QUANTISED_TOLERANCE = 0.03
 INDEX_SHARE = 0.01  # of the elements of an output without rounding, such as indices, which may differ where rounding decides a tie
+_LEVELS = 255  # steps between the least and the largest integer of 8 bits
 _KINDS: dict[str, Any] = {
     "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
-    "tensor(bool)": np.bool_,
+    "tensor(bool)": np.bool_, "tensor(uint8)": np.uint8, "tensor(int8)": np.int8,
 }  # fmt: skip
 
 
@@ -36,6 +40,8 @@ class Pair:
     Attributes:
         seconds: of sampling.
         inputs: path of an .npz file with the inputs by `INPUT` and their names; "" for random ones.
+        tolerance: of outputs, relative to the largest. Integers of 8 bits may always differ by one.
+        share: of the elements of an output of integers, which may differ by more.
     """
 
     original: str
@@ -43,6 +49,8 @@ class Pair:
     batch: int = 1
     seconds: float = SECONDS
     inputs: str = ""
+    tolerance: float = TOLERANCE
+    share: float = INDEX_SHARE
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,20 @@ class _UnknownInputError(Exception):
 
 
 def _feeds(session: Any, batch: int) -> dict[str, Any]:
-    """Random inputs of a session."""
+    """Random inputs of a session, zeros for those that may be indices."""
     random, feeds = np.random.default_rng(0), {}
+    made: Any
     for one in session.get_inputs():
         shape = [batch if place == 0 and not isinstance(extent, int) else extent for place, extent in enumerate(one.shape)]
         if one.type not in _KINDS or not all(isinstance(extent, int) for extent in shape):
             raise _UnknownInputError(f"{UNKNOWN_INPUT} {one.name} ({one.type}, {one.shape}) has no one shape of numbers")
         kind = _KINDS[one.type]
-        made = random.standard_normal(shape) if np.issubdtype(kind, np.floating) else np.zeros(shape)
+        if np.issubdtype(kind, np.floating):
+            made = random.standard_normal(shape)
+        elif kind in (np.uint8, np.int8):
+            made = random.integers(np.iinfo(kind).min, np.iinfo(kind).max + 1, shape)
+        else:
+            made = np.zeros(shape)
         feeds[one.name] = np.asarray(made, kind)
     return feeds
 
@@ -83,14 +97,16 @@ def _given(path: str) -> dict[str, Any]:
     return {name.removeprefix(INPUT): value for name, value in np.load(path).items()}
 
 
-def _differ(found: Any, expected: Any) -> bool:
+def _differ(found: Any, expected: Any, tolerance: float = TOLERANCE, share: float = INDEX_SHARE) -> bool:
     a, b = np.asarray(found), np.asarray(expected)
     if a.shape != b.shape or a.dtype != b.dtype:
         return True
     if not np.issubdtype(b.dtype, np.floating):
-        return bool(np.mean(a != b) > INDEX_SHARE) if b.size else False
+        steps = max(1, int(tolerance * _LEVELS)) if b.dtype in (np.uint8, np.int8) else 0
+        wrong = np.abs(a.astype(np.int64) - b.astype(np.int64)) > steps
+        return bool(np.mean(wrong) > share) if b.size else False
     scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    return not np.allclose(a, b, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
+    return not np.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True)
 
 
 def _compared(library: str, pair: Pair, threads: int | None) -> Found:
@@ -106,7 +122,8 @@ def _compared(library: str, pair: Pair, threads: int | None) -> Found:
     options.register_custom_ops_library(library)
     theirs, ours = (ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in (pair.original, pair.ours))
     feeds = _given(pair.inputs) if pair.inputs else _feeds(theirs, pair.batch)
-    if any(_differ(one, expected) for one, expected in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True)):
+    outputs = zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True)
+    if any(_differ(one, expected, pair.tolerance, pair.share) for one, expected in outputs):
         return Found(failed="its outputs differ from ONNX Runtime's")
     found = compare(lambda: ours.run(None, feeds), lambda: theirs.run(None, feeds), seconds=pair.seconds)
     return Found(found.ours_s, found.theirs_s, found.faster, found.slower, found.disturbed)
