@@ -175,7 +175,7 @@ def find(
 
     4. "none".
 
-    `search` asks once more for a problem in a type that has a twin (`spec.dtypes`), in that type: "other type".
+    `search` asks once more for a problem of a GPU in a type that has a twin (`spec.dtypes`), in that type: "other type".
 
     What is borrowed in tiers 2 and 3 must also promise to beat this layer's default tile here, unless only the epilogue differs.
 
@@ -264,7 +264,7 @@ def search(
         threads=backend.threads,
     )
     twin = ELEMENT_TYPES[conv.dtype].twin
-    if found.tier == "exact" or not twin:
+    if found.tier == "exact" or not twin or backend.target != "cuda":
         return found
     other = search(conv.with_(dtype=twin, out_dtype=None), device, names, logs, accuracy, default)
     if other.record is None or (found.record is not None and other.tier != "exact"):

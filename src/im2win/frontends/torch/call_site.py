@@ -102,7 +102,7 @@ class CallSite:
             return self._training(x, residual)
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._operator(x, residual, self.source.parameters())
-        if (_any_autocast() and torch.is_autocast_enabled(x.device.type)) or _transforms() or forward_ad._current_level >= 0:
+        if _autocast_to(x) is not None or _transforms() or forward_ad._current_level >= 0:
             return self._plain(x, residual, self.source.parameters())
         given = [table[name] for table, name in self._present]
         # a dispatch mode, a tracer or autograd must see the call
@@ -203,6 +203,8 @@ class CallSite:
         parameters = self.source.parameters()
         y = self._plain(x, residual, parameters)
         try:
+            if (dtype := _autocast_to(x)) is not None:
+                raise ConvError(f"it runs under autocast, where PyTorch computes in {dtype}: use a module and inputs of that type")
             conv = self._problem(x, parameters)
             if residual is not None and not alike(residual, y.shape, x):
                 raise ConvError("what is added has another shape or type than the output")
@@ -289,6 +291,13 @@ class CallSite:
 def _layout(x: Tensor) -> tuple[Any, ...]:
     """What tells inputs apart that may need different operators."""
     return x.shape, x.stride(), x.dtype, x.device
+
+
+def _autocast_to(x: Tensor) -> str | None:
+    """The type that autocast computes convolutions in on the device of x; None where it is off."""
+    if not (_any_autocast() and torch.is_autocast_enabled(x.device.type)):
+        return None
+    return str(torch.get_autocast_dtype(x.device.type)).removeprefix("torch.")
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

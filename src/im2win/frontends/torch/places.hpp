@@ -22,6 +22,17 @@ inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, cons
                                        like.layout(), like.device(), std::nullopt);
 }
 
+// DLPack's code of the element types that kernels compute with; bits are counted beside it.
+inline uint8_t code_of(at::ScalarType type) {
+  switch (type) {
+    case at::ScalarType::BFloat16: return kDLBfloat;
+    case at::ScalarType::Char:
+    case at::ScalarType::Int: return kDLInt;
+    case at::ScalarType::Byte: return kDLUInt;
+    default: return kDLFloat;
+  }
+}
+
 // A contiguous tensor's sizes and strides, in memory order.
 struct Shape {
   explicit Shape(Numbers given) : sizes(std::move(given)), strides(sizes.size(), 1) {
@@ -85,7 +96,7 @@ class Place : public std::enable_shared_from_this<Place> {
   }
 
   DLTensor described(const Tensor& tensor, const Shape& shape) const {
-    const DLDataType type{kDLFloat, static_cast<uint8_t>(8 * tensor.element_size()), 1};
+    const DLDataType type{code_of(tensor.scalar_type()), static_cast<uint8_t>(8 * tensor.element_size()), 1};
     return {const_cast<void*>(tensor.const_data_ptr()), device_, static_cast<int32_t>(shape.sizes.size()), type,
             const_cast<int64_t*>(shape.sizes.data()), const_cast<int64_t*>(shape.strides.data()), 0};
   }
