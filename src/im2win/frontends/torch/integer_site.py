@@ -48,7 +48,7 @@ class IntegerBound(Bound):
     def fresh(self, given: Any, addresses: tuple[int, ...] | None = None) -> bool:
         """Whether these are the bound parameters, unchanged."""
         if self._source.whole:
-            return self._known and bool(self._source.state() == self._state)
+            return self._known and _same(self._source.state(), self._state)
         return super().fresh(given, addresses)
 
     def refresh(self, parameters: Parameters, *, force: bool = False) -> None:
@@ -60,7 +60,7 @@ class IntegerBound(Bound):
         state = self._source.state()
         if state[1:] != self._state[1:]:
             raise ConvError("its outputs are quantised in another way than on the example")
-        super().refresh(parameters, force=force or state != self._state)
+        super().refresh(parameters, force=force or not _same(state, self._state))
         self._state, self._known = state, True
 
     def _folded(self, parameters: Parameters) -> tuple[Any, ...]:
@@ -189,13 +189,21 @@ class IntegerSite(CallSite):
         return sums / out.step + out.zero
 
 
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether what is not held is unchanged: the object is the same one, and the numbers are equal."""
+    return one[1:] == other[1:] and all(a is b for a, b in zip(one[:1], other[:1], strict=True))
+
+
 def _integers(x: Tensor) -> Tensor:
     """The integers of a tensor in int32."""
     return (x.int_repr() if x.is_quantized else x).int()
 
 
 def onednn(source: IntegerSource, x: Tensor, residual: Tensor | None) -> OwnPath | None:
-    """What `torch.compile` makes of a convolution of integers with its epilogue; None where PyTorch has no such operator for it."""
+    """What `torch.compile` makes of a convolution of integers with its epilogue; None where PyTorch has no such operator for it.
+
+    Tensors have channels last, as they have in compiled programs between such operators.
+    """
     packet = getattr(torch.ops.onednn, "qconv2d_pointwise", None)
     top, left, bottom, right = source.padding
     if packet is None or source.activation not in _ATTRIBUTES or (top, left) != (bottom, right):
@@ -213,21 +221,19 @@ def onednn(source: IntegerSource, x: Tensor, residual: Tensor | None) -> OwnPath
     to = (1.0, 0) if out is None else (out.step, out.zero)
     try:
         packed = torch.ops.onednn.qconv_prepack(torch.from_numpy(filters.stored), scales, step, zero, *numbers, list(x.shape))
-        zeros = torch.zeros(channels, dtype=torch.int64)
-        before = x, step, zero, packed, scales, zeros
+        data, zeros = x.contiguous(memory_format=torch.channels_last), torch.zeros(channels, dtype=torch.int64)
+        before = data, step, zero, packed, scales, zeros
         run: Callable[[Tensor, Tensor | None], Any]
         if residual is None:
 
             def run(x: Tensor, residual: Tensor | None) -> Any:
-                return packet.default(x, *before[1:], bias, *numbers, *to, kind, attribute, parameters, "")
+                return packet.default(*before, bias, *numbers, *to, kind, attribute, parameters, "")
         else:
-            sums = residual.clone()
+            sums = residual.clone(memory_format=torch.channels_last)
             of_sum = (1.0, 0) if out is None else (out.step, out.before or 0)
 
             def run(x: Tensor, residual: Tensor | None) -> Any:
-                return packet.binary(
-                    x, *before[1:], sums, bias, *numbers, *to, kind, *of_sum, "sum", 1.0, attribute, parameters, ""
-                )
+                return packet.binary(*before, sums, bias, *numbers, *to, kind, *of_sum, "sum", 1.0, attribute, parameters, "")
 
         run(x, residual)
     except (RuntimeError, TypeError, AttributeError):  # PyTorch without oneDNN, or of a version with other arguments
