@@ -137,5 +137,5 @@ def test_the_guide_to_pytorch_runs(tmp_path: Path) -> None:
     """Its Python blocks, one after another."""
     text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     assert "2 of 2 convolutions on im2win" in run([sys.executable, "-c", "\n".join(blocks)], tmp_path)

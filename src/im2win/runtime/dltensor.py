@@ -38,14 +38,13 @@ class Addressed(threading.local):
     Each thread has its own structures, since a kernel reads them while other threads run.
 
     Args:
-        conv: the problem; its input and output have one dtype.
+        conv: the problem.
         device: DLPack's device type and the device's number.
     """
 
     def __init__(self, conv: Conv2d, device: tuple[int, int]) -> None:
-        kind = ELEMENT_TYPES[conv.dtype].dlpack | conv.itemsize * 8 << 8 | _ONE_LANE
-        shapes = conv.input_shape, conv.output_shape, conv.output_shape
-        data, added, output = tensors = [_tensor(shape, kind, device) for shape in shapes]
+        shapes = (conv.input_shape, conv.dtype), (conv.output_shape, conv.out_dtype), (conv.output_shape, conv.out_dtype)
+        data, added, output = tensors = [_tensor(shape, _kind(dtype), device) for shape, dtype in shapes]
         arguments: list[Any] = [ctypes.c_void_p(ctypes.addressof(one)) for one in tensors]
         if not conv.residual:
             arguments[1] = None
@@ -64,6 +63,12 @@ class Addressed(threading.local):
         if added:
             other.data = added
         return arguments
+
+
+def _kind(dtype: str) -> int:
+    """The packed DLDataType of an element type."""
+    element = ELEMENT_TYPES[dtype]
+    return element.dlpack | element.itemsize * 8 << 8 | _ONE_LANE
 
 
 def _tensor(shape: tuple[int, ...], kind: int, device: tuple[int, int]) -> _DLTensor:
@@ -103,8 +108,7 @@ class Exported:
     def __dlpack__(self, **ignored: Any) -> Any:
         """A capsule of the array, in the form of DLPack before version 1."""
         array = self._array
-        kind = ELEMENT_TYPES[array.dtype.name].dlpack | array.itemsize * 8 << 8 | _ONE_LANE
-        tensor = _tensor(array.shape, kind, (1, 0))
+        tensor = _tensor(array.shape, _kind(array.dtype.name), (1, 0))
         tensor.data = array.ctypes.data
         managed = _Managed(tensor, None, _DELETER)
         _EXPORTED[ctypes.addressof(managed)] = managed, tensor, array

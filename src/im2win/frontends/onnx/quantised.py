@@ -1,26 +1,19 @@
 """Finds convolutions and products of integers in ONNX graphs: what DequantizeLinear feeds and QuantizeLinear reads.
 
-A QuantizeLinear or DequantizeLinear node states what integers stand for: ``real = scale * (integer - zero)``. A convolution of two such
-tensors is, with a filter whose zero is 0,
-
-    real y[k] = sx * sw[k] * (sum over (x - zx) * w  +  bias / (sx * sw[k]))
-
-which a `Conv2d` of integers computes with the scale sx * sw[k], or with sx * sw[k] / sy where a QuantizeLinear with scale sy follows. The
-bias is rounded to a multiple of sx * sw[k], in which quantised models store it already.
+A QuantizeLinear or DequantizeLinear node states what integers stand for; `im2win.frontends.quantisation` has the arithmetic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from im2win.frontends.onnx.epilogues import Tail
 from im2win.frontends.onnx.graph import Graph, attributes_of
+from im2win.frontends.quantisation import Array, Steps, fits_int8, fits_int32, in_units, requantised, unit_of
 from im2win.spec.conv2d import Conv2d
-from im2win.spec.dtypes import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -29,26 +22,6 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 DOMAINS = ("", "ai.onnx", "com.microsoft")  # ONNX Runtime has the same operators for other types in its own domain
 _TYPES = {2: "uint8", 3: "int8"}  # by onnx.TensorProto.DataType
 _INT32 = 6
-_MOST_BIAS = 2**30  # leaves room for the sums in int32
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What integers stand for: ``scale * (integer - zero)``; one value for all, or one for every index of an axis.
-
-    Attributes:
-        scale: float32, 1-D.
-        zero: int64, 1-D, as many as scales, or one.
-    """
-
-    scale: Array
-    zero: Array
-    axis: int
-
-    def along(self, array: Array, rank: int) -> Array:
-        """Scales or zeros in a shape that broadcasts with the tensor."""
-        return array if array.size == 1 else array.reshape([-1 if place == self.axis % rank else 1 for place in range(rank)])
 
 
 @dataclass(frozen=True)
@@ -115,24 +88,19 @@ def integers_of(graph: Graph, node: NodeProto, data: str, conv: Conv2d) -> Integ
     if steps.scale.size > 1 and (steps.axis % rank != channels or steps.scale.size != conv.out_channels):
         return None
     values = graph.array(filters)
-    if (stored != "int8" or steps.zero.any()) and (values is None or not _fits(values, steps)):
+    if (stored != "int8" or steps.zero.any()) and (values is None or not fits_int8(values, steps)):
         return None
-    unit = np.broadcast_to(at.scale * steps.scale, conv.out_channels).astype(np.float32)
+    unit = unit_of(at, steps, conv.out_channels)
     bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
-    if not (np.isfinite(unit).all() and (unit > 0).all()) or not (bias is None or (graph.fixed(bias) and _small(graph, bias, unit))):
+    if unit is None or not (bias is None or (graph.fixed(bias) and _small(graph, bias, unit))):
         return None
     return Integers(source, dtype, int(at.zero[0]), filters, steps, bias, unit, unit)
-
-
-def _fits(values: Array, steps: Steps) -> bool:
-    shifted = values.astype(np.int64) - steps.along(steps.zero, values.ndim)
-    return not shifted.size or bool(shifted.min() >= -128 and shifted.max() <= 127)
 
 
 def _small(graph: Graph, bias: str, unit: Array) -> bool:
     """Whether a bias fits int32 in these units; True where its values are not in the file."""
     values = _real(graph, bias)
-    return values is None or bool(np.abs(np.broadcast_to(values.reshape(-1), unit.shape) / unit).max() < _MOST_BIAS)
+    return values is None or fits_int32(values, unit)
 
 
 def _real(graph: Graph, name: str) -> Array | None:
@@ -140,10 +108,7 @@ def _real(graph: Graph, name: str) -> Array | None:
     if (found := dequantised(graph, name)) is not None:
         source, steps = found
         stored = graph.array(source)
-        if stored is None:
-            return None
-        scale, zero = (steps.along(one, max(stored.ndim, 1)) for one in (steps.scale.astype(np.float64), steps.zero))
-        return np.asarray((stored.astype(np.int64) - zero) * scale)
+        return None if stored is None else steps.real(stored)
     array = graph.array(name)
     return None if array is None else array.astype(np.float64)
 
@@ -165,7 +130,7 @@ def filters_and_bias(graph: Graph, node: NodeProto, one: Integers, conv: Conv2d)
     """
     stored = graph.array(one.filter)
     assert stored is not None, one.filter
-    weight = stored.astype(np.int64) - one.steps.along(one.steps.zero, stored.ndim)
+    weight = one.steps.shifted(stored)
     if node.op_type != "Conv" and not attributes_of(node).get("transB", 0):
         weight = weight.T
     filters = np.ascontiguousarray(weight.astype(np.int8)).reshape(conv.filter_shape)
@@ -173,7 +138,7 @@ def filters_and_bias(graph: Graph, node: NodeProto, one: Integers, conv: Conv2d)
         return filters, None
     real = _real(graph, one.bias)
     assert real is not None, one.bias
-    return filters, np.rint(np.broadcast_to(real.reshape(-1), conv.out_channels) / one.unit).astype(np.int32)
+    return filters, in_units(real, one.unit)
 
 
 def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv2d, Tail, Integers]:
@@ -193,31 +158,20 @@ def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv
     steps, dtype = steps_of(graph, node), _TYPES.get(graph.types.get(node.output[0], 0))
     if steps is None or steps.scale.size != 1 or dtype is None or node.input[0] != behind.output:
         return floats
-    step, zero = steps.scale[0], int(steps.zero[0])
-    activation = _saturating(behind.fields.get("activation", "none"), float(step), zero, dtype)
-    residual = None
+    step, residual, before = steps.scale[0], None, None
     if behind.residual is not None:
         added = dequantised(graph, behind.residual)
         if added is None or _TYPES.get(graph.types.get(added[0], 0)) != dtype or added[1].scale.size != 1 or added[1].scale[0] != step:
             return floats
         residual, before = added[0], int(added[1].zero[0])
-        activation = behind.fields["activation"]
-        if activation not in ("none", "relu") or (before and activation != "none"):
-            return floats
-        zero -= before
-    limits = ELEMENT_TYPES[dtype].limits
-    assert limits is not None
-    if activation is None or not limits[0] <= zero <= limits[1]:
+    made = requantised(floats[0], one.unit, step, int(steps.zero[0]), dtype, before)
+    if made is None:
         return floats
-    fields = {**plain, **behind.fields, "out_dtype": dtype, "out_zero_point": zero, "activation": activation}
     nodes = frozenset((*behind.nodes, index))
-    scale = (one.unit / step).astype(np.float32)
-    if not np.isfinite(scale).all():
-        return floats
     return (
-        conv.with_(**fields),
-        Tail({**behind.fields, "activation": activation}, behind.scalings, behind.residual, nodes, node.output[0]),
-        Integers(one.data, one.dtype, one.zero_point, one.filter, one.steps, one.bias, one.unit, scale, residual),
+        made[0],
+        Tail({**behind.fields, "activation": made[0].activation}, behind.scalings, behind.residual, nodes, node.output[0]),
+        Integers(one.data, one.dtype, one.zero_point, one.filter, one.steps, one.bias, one.unit, made[1], residual),
     )
 
 
@@ -231,14 +185,3 @@ def _sums(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv
         return None
     found = Tail(behind.fields, (), None, frozenset((index,)), node.output[0])
     return conv.with_(dtype=one.dtype, zero_point=one.zero_point), found, one
-
-
-def _saturating(word: str, step: float, zero: int, dtype: str) -> str | None:
-    """The activation that is left of one before a QuantizeLinear, whose saturation does the rest; None if it is none of `Conv2d`'s."""
-    limits = ELEMENT_TYPES[dtype].limits
-    assert limits is not None
-    if word == "relu6" and round(6 / step) + zero >= limits[1]:
-        word = "relu"
-    if word == "relu":
-        return "none" if zero == limits[0] else "relu"
-    return "none" if word == "none" else None

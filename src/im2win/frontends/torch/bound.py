@@ -41,6 +41,7 @@ class Bound:
         self._order = torch.channels_last if self._nhwc else torch.contiguous_format
         plane = height * width
         self._strides = (channels * plane, 1, width * channels, channels) if self._nhwc else (channels * plane, plane, width, 1)
+        self._dtype = getattr(torch, conv.out_dtype)
         self._layer: Any = None
         self._views: Addressed | None = None  # `DLTensor` arguments for channels-last tensors
         self._device: torch.device | None = None
@@ -83,12 +84,12 @@ class Bound:
             raise RuntimeError("filters are packed by a call outside a CUDA graph: call the module once before capturing it.")
         stamps = addresses_of(given), _versions(given)
         with torch.no_grad():
-            weight, bias = folded(parameters, self.eps)
+            weight, *others = self._folded(parameters)
         self._place = None
         if self._layer is not None and device == self._device:
-            self._layer.rebind(weight, bias)
+            self._layer.rebind(weight, *others)
         else:
-            self._layer, self._device = self.op.bind(weight, bias), device
+            self._layer, self._device = self.op.bind(weight, *others), device
             kind, number = weight.__dlpack_device__()
             self._views = Addressed(self.op.conv, (int(kind), int(number))) if self._nhwc else None
         if _BOUND.get(self._key()) is self:
@@ -96,6 +97,10 @@ class Bound:
         self._stamps, self._held = stamps, [one.detach() for one in given]
         self._counted = not any(one.is_inference() for one in given)
         _BOUND[self._key()] = self
+
+    def _folded(self, parameters: Parameters) -> tuple[Any, ...]:
+        """What `Op.bind` takes."""
+        return folded(parameters, self.eps)
 
     def _key(self) -> tuple[Any, ...]:
         return self.name, self.eps, *self._stamps[0]
@@ -110,13 +115,17 @@ class Bound:
         x = self._laid_out(x)
         if residual is not None:
             residual = self._laid_out(residual.detach() if residual.requires_grad else residual)
-        y = x.new_empty_strided(self.output_shape, self._strides)
+        y = self._empty(x)
         if self._views is None:
             self._layer.run(x, residual, y)
         else:
             added = 0 if residual is None else residual.data_ptr()
             self._layer.run(*self._views.at(x.data_ptr(), added, y.data_ptr()), x)
         return y
+
+    def _empty(self, x: Tensor) -> Tensor:
+        """An uninitialised output."""
+        return x.new_empty_strided(self.output_shape, self._strides, dtype=self._dtype)
 
     def remember(self) -> None:
         """Lets later calls like the one just computed bypass Python (`native`)."""

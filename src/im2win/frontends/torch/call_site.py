@@ -72,8 +72,14 @@ class CallSite:
         """Takes a number by which compiled programs find it. A copy takes its own number."""
         number, s, weight = next(_numbers), self.source, self.source.parameters()[0]
         self._given = (number, s.norm, *itertools.chain.from_iterable(self._present))
-        self.place = conv_op.Place(number, tuple(weight.shape), is_channels_last(weight), s.stride, s.padding, s.dilation).text
+        channels_last = not weight.is_quantized and is_channels_last(weight)
+        self.place = conv_op.Place(number, tuple(weight.shape), channels_last, s.stride, s.padding, s.dilation, self.out_dtype).text
         conv_op.SITES[self.place] = self
+
+    @property
+    def out_dtype(self) -> str:
+        """The type of the outputs; "" where it is the inputs'."""
+        return ""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output. `residual` is required where the source adds one, refused elsewhere."""
@@ -102,11 +108,11 @@ class CallSite:
             return self._training(x, residual)
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._operator(x, residual, self.source.parameters())
-        if (_any_autocast() and torch.is_autocast_enabled(x.device.type)) or _transforms() or forward_ad._current_level >= 0:
+        if autocast_to(x) is not None or _transforms() or forward_ad._current_level >= 0:
             return self._plain(x, residual, self.source.parameters())
         given = [table[name] for table, name in self._present]
         # a dispatch mode, a tracer or autograd must see the call
-        if _dispatch_modes() or _tracer() is not None or (torch.is_grad_enabled() and _needs_grad(x, residual, *given)):
+        if _dispatch_modes() or _tracer() is not None or (torch.is_grad_enabled() and needs_grad(x, residual, *given)):
             return self._operator(x, residual, self.source.parameters())
         return self.run(x, residual, given)
 
@@ -120,13 +126,22 @@ class CallSite:
             bound = self._routes[_layout(x)]
         except KeyError:
             bound = self._new_route(x)
-        if bound is None or (residual is not None and not alike(residual, bound.output_shape, x)):
+        if bound is None or not self._adds(residual, bound.output_shape, x):
             return self._plain(x, residual, self.source.parameters())
         if not bound.fresh(given):
             return self._refreshed(x, residual)
         y = bound(x, residual)
         bound.remember()
         return y
+
+    def _adds(self, residual: Tensor | None, shape: Any, x: Tensor) -> bool:
+        """Whether the operator can add what is added, for outputs of this shape."""
+        return residual is None or alike(residual, shape, x)
+
+    def _bound(self, decision: Decision) -> Bound:
+        """A decision's operator, not yet bound to parameters."""
+        assert decision.op is not None
+        return Bound(decision.name, decision.op, self.source.eps)
 
     def _refreshed(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """As `run`, after a change of parameters, which may have another type or memory format now."""
@@ -193,7 +208,7 @@ class CallSite:
             return None
         return next(
             (one for one in self._routes.values() if one is not None and one.name == decision.name),
-            Bound(decision.name, decision.op, self.source.eps),
+            self._bound(decision),
         )
 
     # --- with the example
@@ -203,8 +218,10 @@ class CallSite:
         parameters = self.source.parameters()
         y = self._plain(x, residual, parameters)
         try:
+            if (dtype := autocast_to(x)) is not None:
+                raise ConvError(f"it runs under autocast, where PyTorch computes in {dtype}: use a module and inputs of that type")
             conv = self._problem(x, parameters)
-            if residual is not None and not alike(residual, y.shape, x):
+            if not self._adds(residual, y.shape, x):
                 raise ConvError("what is added has another shape or type than the output")
         except ConvError as error:
             self.prepared[None] = Prepared(Decision("", None, str(error)))
@@ -230,22 +247,28 @@ class CallSite:
         noted, self._noted = self._noted, {}
         for layout, conv in noted.items():
             if layout[-1].type == "cpu" and (decision := self.planner.decide(conv, "cpu")).op is not None:
-                bound = self._routes[layout] = Bound(decision.name, decision.op, self.source.eps)
+                bound = self._routes[layout] = self._bound(decision)
                 yield functools.partial(bound.refresh, self.source.parameters())
 
     def _keep_the_faster(self, prepared: Prepared, x: Tensor, residual: Tensor | None) -> None:
         """Leaves an input's shape to PyTorch if im2win's operator, which was found right, is not faster."""
         guard, own, decision = self.planner.guard, self.own, prepared.decision
-        if guard is None or own is None:
+        if guard is None or own is None or decision.op is None:
             return
         self.planner.reporter.step(note=f"comparing {self.name}")
-        slug = self.planner.slug(decision.target)
-        times = guard.of_site(slug, decision.name, own.text, lambda: self.now(x, residual), lambda: own.run(x, residual), x)
+        slug, assumed = self.planner.slug(decision.target), self._rival(decision.op.conv, x, residual)
+        prepared.against = assumed.text.split()[0] if assumed is not None else ""
+        theirs = assumed or own
+        times = guard.of_site(slug, decision.name, theirs.text, lambda: self.now(x, residual), lambda: theirs.run(x, residual), x)
         prepared.times = times
         if not times.faster:
             prepared.found, prepared.decision = decision, Decision("", None, f"{SLOWER} ({decision.reason})")
             del self._kernels[tuple(x.shape)]
             self._routes.clear()
+
+    def _rival(self, conv: Conv2d, x: Tensor, residual: Tensor | None) -> OwnPath | None:
+        """What PyTorch has for this input that is faster than what the module runs, if there is such a thing."""
+        return None
 
     @property
     def artefacts(self) -> list[str]:
@@ -286,10 +309,22 @@ class CallSite:
         return float(difference.max()) / scale, tolerance(sized, self.planner.accuracy)
 
 
+def dispatches() -> bool:
+    """Whether a dispatch mode, a tracer or a function transform must see the calls of operators."""
+    return bool(_dispatch_modes() or _transforms()) or _tracer() is not None
+
+
 def _layout(x: Tensor) -> tuple[Any, ...]:
     """What tells inputs apart that may need different operators."""
     return x.shape, x.stride(), x.dtype, x.device
 
 
-def _needs_grad(*tensors: Tensor | None) -> bool:
+def autocast_to(x: Tensor) -> str | None:
+    """The type that autocast computes convolutions in on the device of x; None where it is off."""
+    if not (_any_autocast() and torch.is_autocast_enabled(x.device.type)):
+        return None
+    return str(torch.get_autocast_dtype(x.device.type)).removeprefix("torch.")
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
     return any(one is not None and one.requires_grad for one in tensors)

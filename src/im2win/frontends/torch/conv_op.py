@@ -118,8 +118,8 @@ def _empty(x: Tensor, residual: Maybe, kernel: Any, order: torch.memory_format, 
 class Place:
     """Identifies a conv call site in compiled programs.
 
-    It holds the site's number in this process, and what determines shape, type and layout of its output. Compilers cache programs across
-    processes, with their text as the key.
+    It holds the site's number in this process, and what determines shape, type ("" for x's) and layout of its output. Compilers cache
+    programs across processes, with their text as the key.
     """
 
     number: int
@@ -128,6 +128,7 @@ class Place:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    out_dtype: str = ""
 
     @property
     def text(self) -> str:
@@ -156,7 +157,8 @@ def _at_site(x: Tensor, residual: Maybe, place: str) -> Tensor:
 
 def _fake_site(x: Tensor, residual: Maybe, place: str) -> Tensor:
     found = Place.read(place)
-    return _empty(x, residual, found.kernel, found.order(x), found.stride, found.padding, found.dilation)
+    y = _empty(x, None if found.out_dtype else residual, found.kernel, found.order(x), found.stride, found.padding, found.dilation)
+    return torch.empty_like(y, dtype=getattr(torch, found.out_dtype)) if found.out_dtype else y
 
 
 class _Differentiable(torch.autograd.Function):

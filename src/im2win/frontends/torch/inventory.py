@@ -30,4 +30,4 @@ def _of_site(site: CallSite) -> Iterator[LayerReport]:
         algorithm = decision.op.method if decision.op is not None else ""
         target = site.source.weight().device.type
         fused, times = site.source.fused, prepared.times
-        yield LayerReport(site.name, conv, algorithm, decision.reason, fused, prepared.error, target, times, found.tuned)
+        yield LayerReport(site.name, conv, algorithm, decision.reason, fused, prepared.error, target, times, found.tuned, prepared.against)

@@ -126,6 +126,7 @@ def place(launch: Launch, conv: Any, held: list[torch.Tensor], versions: tuple[i
         packed=[one.__chandle__() for one in packed],
         input=conv.input_shape,
         output=conv.output_shape,
+        like=(torch.empty(0, dtype=getattr(torch, conv.out_dtype)),),
         channels_last=conv.layout == "NHWC",
         alignment=alignment(held[0]),
         held=held,

@@ -76,24 +76,26 @@ struct PlaceObject {
   std::shared_ptr<Place> place;
 };
 
-// Place(*, product, transform, made, packed, input, output, channels_last, alignment, held, versions), as the constructor in places.hpp
+// Place(*, product, transform, made, packed, input, output, like, channels_last, alignment, held, versions), as the constructor in places.hpp;
+// the output has the type of the one tensor in `like`
 PyObject* new_place(PyTypeObject* type, PyObject* arguments, PyObject* named) {
   return guarded([&]() -> PyObject* {
-    static const char* names[] = {"product",       "transform", "made", "packed",   "input", "output",
-                                  "channels_last", "alignment", "held", "versions", nullptr};
+    static const char* names[] = {"product", "transform",     "made",      "packed", "input",    "output",
+                                  "like",    "channels_last", "alignment", "held",   "versions", nullptr};
     long long product, transform, made, alignment;
-    PyObject *packed, *input, *output, *held, *versions;
+    PyObject *packed, *input, *output, *like, *held, *versions;
     int channels_last;
-    if (!PyArg_ParseTupleAndKeywords(arguments, named, "$LLLOOOpLOO", const_cast<char**>(names), &product, &transform, &made, &packed,
-                                     &input, &output, &channels_last, &alignment, &held, &versions))
+    if (!PyArg_ParseTupleAndKeywords(arguments, named, "$LLLOOOOpLOO", const_cast<char**>(names), &product, &transform, &made, &packed,
+                                     &input, &output, &like, &channels_last, &alignment, &held, &versions))
       return nullptr;
     Numbers handles, sizes, out_sizes, counted;
-    std::vector<Tensor> tensors;
+    std::vector<Tensor> tensors, typed;
     if (!read_numbers(handles, packed) || !read_numbers(sizes, input) || !read_numbers(out_sizes, output) ||
-        !read_tensors(tensors, held) || !read_numbers(counted, versions))
+        !read_tensors(tensors, held) || !read_tensors(typed, like) || !read_numbers(counted, versions))
       return nullptr;
-    auto place = std::make_shared<Place>(product, transform, made, handles, std::move(sizes), std::move(out_sizes), channels_last != 0,
-                                         static_cast<uintptr_t>(alignment), std::move(tensors), std::move(counted));
+    if (typed.size() != 1) return PyErr_SetString(PyExc_TypeError, "one tensor of the output's type is needed"), nullptr;
+    auto place = std::make_shared<Place>(product, transform, made, handles, std::move(sizes), std::move(out_sizes),
+                                         typed[0].scalar_type(), channels_last != 0, static_cast<uintptr_t>(alignment), std::move(tensors), std::move(counted));
     PyObject* const object = type->tp_alloc(type, 0);
     if (object) new (&reinterpret_cast<PlaceObject*>(object)->place) std::shared_ptr<Place>(std::move(place));
     return object;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,6 +74,14 @@ class Optimized(nn.Module):
             note(f"arguments {name}", f"{name}: called with other arguments than the example's: PyTorch computes such calls")
             return super().forward(*args, **kwargs)
         return run(self, *args, **kwargs)
+
+
+def copied(self: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of an optimised module with all its attributes."""
+    result: Any = object.__new__(type(self))
+    memo[id(self)] = result
+    result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+    return result
 
 
 class OptimizedConv2d(nn.Conv2d):

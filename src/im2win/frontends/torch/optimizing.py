@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from im2win.builder.batch import LEAST
 from im2win.common.progress import Reporter, reporting
@@ -17,11 +17,14 @@ from im2win.device.cpu import usable_cpus
 from im2win.frontends.torch import tracing
 from im2win.frontends.torch.bound import log
 from im2win.frontends.torch.call_site import CallSite
+from im2win.frontends.torch.integer_site import IntegerSite
+from im2win.frontends.torch.integers import IntegerSource
 from im2win.frontends.torch.inventory import rows_of
-from im2win.frontends.torch.optimized import HOLDER, REPLACEMENTS, Holder, Optimized
+from im2win.frontends.torch.optimized import HOLDER, REPLACEMENTS, Holder, Optimized, copied
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
 from im2win.frontends.torch.planning import Dynamic, Listing, Planner
-from im2win.frontends.torch.report import Report
+from im2win.frontends.torch.quantised import quantised_patterns
+from im2win.frontends.torch.report import LayerReport, Report
 from im2win.frontends.torch.source import OwnPath, Source, as_line
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.folders import named_folders
@@ -95,7 +98,7 @@ def optimize(
         raise ValueError("`module` is a ScriptModule, which cannot be changed; pass the module it was made from.")
     if isinstance(module, Optimized):
         raise ValueError("`module` is a result of optimize already: pass the module that it was made from.")
-    if module.training:
+    if module.training and not _is_exported(module):
         raise ValueError("`module` must be in eval mode, since normalisation is fused as it is then: call module.eval() first.")
     name = type(module).__name__
     example = example_input if isinstance(example_input, tuple) else (example_input,)
@@ -203,19 +206,35 @@ def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, site
 
 
 def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any:
-    patterns = {f"site_{i}": pattern for i, pattern in enumerate(patterns_of(traced))}
-    sites = {
-        name: CallSite(pattern.name, pattern.source, planner, preparing=True, own=_own_path(traced, pattern))
-        for name, pattern in patterns.items()
-    }
+    plain = patterns_of(traced)
+    integers, refused = quantised_patterns(traced, {node for pattern in plain for node in pattern.nodes})
+    patterns = {f"site_{i}": pattern for i, pattern in enumerate([*plain, *integers])}
+    sites = {name: _site(traced, pattern, planner) for name, pattern in patterns.items()}
     result = _with_sites(traced, patterns, sites)
     _prepare(result, example, planner, sites.values())
     ready = {name: site for name, site in sites.items() if site.ready}
     _end_preparing(sites.values())
     if len(ready) < len(sites):
         result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
-    result._im2win.report = Report("graph", "", planner.artefacts.built, rows_of(traced.module, example, list(sites.values())))
+    rows = [*rows_of(traced.module, example, list(sites.values())), *(LayerReport(name, None, "", reason) for name, reason in refused)]
+    result._im2win.report = Report("graph", "", planner.artefacts.built, rows)
     return result
+
+
+def _site(traced: Traced, pattern: Pattern, planner: Planner) -> CallSite:
+    """The conv call site of a pattern."""
+    source = pattern.source
+    if isinstance(source, IntegerSource):
+        return IntegerSite(pattern.name, source, planner, preparing=True, own=OwnPath(source.run, source.text))
+    return CallSite(pattern.name, source, planner, preparing=True, own=_own_path(traced, pattern))
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Whether a module is a graph of PyTorch's operators, as `torch.export` makes them: no training mode changes what it computes."""
+    if not isinstance(module, fx.GraphModule):
+        return False
+    called = [str(node.target) for node in module.graph.nodes if node.op == "call_module"]
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes) and called in ([], ["_guards_fn"])
 
 
 def _own_path(traced: Traced, pattern: Pattern) -> OwnPath | None:
@@ -263,10 +282,14 @@ def _like(module: nn.Module, held: Holder) -> Any:
     own: Any = forward
     # torch.compile allows eight programs for each code object, and takes sizes that differ between calls of one place and name as dynamic
     own.__code__ = own.__code__.replace(co_name=f"forward_{kind.__name__}")
-    members = {"__module__": kind.__module__, "forward": forward}
+    members: dict[str, Any] = {"__module__": kind.__module__, "forward": forward}
+    if isinstance(module, fx.GraphModule):
+        members["__deepcopy__"] = copied  # its own makes a new one of its graph alone
     result: Any = object.__new__(type(f"Optimized{kind.__name__}", (Optimized, kind), members))
     result.__dict__.update(vars(module))
     result.__dict__[HOLDER] = held
+    if _is_exported(module):
+        result.__dict__["training"] = False
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from im2win.frontends.torch.tracing import Traced
 _functional = nn.functional
 _aten = torch.ops.aten  # the operators in graphs of `torch.export`
 _OVER_LINES: tuple[Any, ...] = (torch.conv1d, _functional.conv1d, _aten.conv1d.default, _aten.conv1d.padding)
-_CONVOLUTIONS: tuple[Any, ...] = (torch.conv2d, _functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding, *_OVER_LINES)
+CONVOLUTIONS_2D: tuple[Any, ...] = (torch.conv2d, _functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding)
+_CONVOLUTIONS: tuple[Any, ...] = (*CONVOLUTIONS_2D, *_OVER_LINES)
 _ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_", _aten.add.Tensor, _aten.add_.Tensor)
 _INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_", _aten.add_.Tensor)
 _NORMS: dict[Any, tuple[str, ...]] = {
@@ -42,6 +43,7 @@ class Pattern:
 
     Attributes:
         name: of the convolution's module, or of its weight.
+        operands: nodes before the convolution that the operator makes needless, where nothing else reads them.
     """
 
     name: str
@@ -49,33 +51,42 @@ class Pattern:
     x: fx.Node
     source: Source
     added: fx.Node | None = None
+    operands: tuple[fx.Node, ...] = ()
 
 
 def patterns_of(traced: Traced) -> list[Pattern]:
     """Every convolution that an operator may compute, each with the longest safe epilogue, in the order of the graph."""
     found = []
     taken: set[fx.Node] = set()
-    order = {node: i for i, node in enumerate(traced.graph.nodes)}
     for node in traced.graph.nodes:
         begun = _convolution(traced.module, node)
         if begun is not None:
-            pattern = _grown(traced, begun, taken, order)
+            pattern = grown(traced, begun, taken)
             taken |= set(pattern.nodes)
             found.append(pattern)
     return found
 
 
-def _grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], order: dict[fx.Node, int]) -> Pattern:
-    """The longest pattern that begins with the convolution of `pattern`."""
+Step = Callable[[Traced, Pattern, fx.Node], "Pattern | None"]
+
+
+def grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], steps: Sequence[Step] | None = None) -> Pattern:
+    """The longest pattern that begins with the convolution of `pattern`.
+
+    Args:
+        taken: nodes that other operators compute.
+        steps: what may follow, in order; normalisation, addition and activation if None.
+    """
     nodes = list(traced.graph.nodes)
+    order = {node: i for i, node in enumerate(nodes)}
     best = pattern
-    for step in (_with_norm, _with_addition, _with_activation):
+    for step in (_with_norm, with_addition, with_activation) if steps is None else steps:
         passed, reader = _reader(traced.module, best)
         trial = replace(best, nodes=[*best.nodes, *passed])
         longer = step(traced, trial, reader) if reader is not None and reader not in taken else None
         if longer is not None:
             between = nodes[order[longer.nodes[0]] : order[longer.nodes[-1]]]
-            if not any(_writes(traced.module, one) for one in between if one not in longer.nodes):
+            if not any(writes(traced.module, one) for one in between if one not in longer.nodes):
                 best = longer
     return best if best.source.activation != "none" else _with_activation_taken_apart(traced, best, taken)
 
@@ -87,7 +98,7 @@ def _with_activation_taken_apart(traced: Traced, pattern: Pattern, taken: Collec
     if last not in traced.facts:
         return pattern
     order = list(traced.graph.nodes)
-    writers = {node for node in order if _writes(traced.module, node)}
+    writers = {node for node in order if writes(traced.module, node)}
     strange = {node for node in writers if not _writes_into_first(traced.module, node)}
     found = activations.taken_apart(traced.module, last, traced.facts[last][1], writers, strange)
     if found is None or any(node in taken for node in found[1]):
@@ -117,7 +128,7 @@ def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
     if node.op == "call_module":
         conv = _module(root, node)
         source = source_of(conv)
-        x = _argument(node, 0, "input")
+        x = argument_of(node, 0, "input")
         return Pattern(str(node.target), [node], x, source) if isinstance(source, Source) and isinstance(x, fx.Node) else None
     if node.op == "call_function" and node.target in _CONVOLUTIONS:
         return _functional_convolution(root, node)
@@ -168,19 +179,24 @@ def over_images(stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any, Any
 
 
 def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    values: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
-    x, weight, bias = values["input"], _slot(root, values["weight"]), _slot(root, values["bias"])
-    numbers = [values[name] for name in names[3:]]
-    if not isinstance(x, fx.Node) or weight is None or (values["bias"] is not None and bias is None) or any(map(_has_nodes, numbers)):
+    x, filters, shift, *numbers = numbers_of_call(node)
+    weight, bias = slot_of(root, filters), slot_of(root, shift)
+    if not isinstance(x, fx.Node) or weight is None or (shift is not None and bias is None) or any(map(_has_nodes, numbers)):
         return None
     stride, padding, dilation, groups = numbers
     try:
         source = _source(weight, bias, stride, padding, dilation, groups, line=node.target in _OVER_LINES)
     except (TypeError, ValueError):
         return None
-    return Pattern(f"{values['weight'].target}", [node], x, source)
+    return Pattern(f"{filters.target}", [node], x, source)
+
+
+def numbers_of_call(node: fx.Node) -> list[Any]:
+    """The arguments of a call of a convolution's function: input, weight, bias, stride, padding, dilation, groups."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    values: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [values[name] for name in names]
 
 
 def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
@@ -207,7 +223,7 @@ def _norm_of_function(root: nn.Module, node: fx.Node, x: fx.Node) -> dict[str, A
     slotted = ("running_mean", "running_var", "weight", "bias")
     values: dict[str, Any] = {"input": None, **dict.fromkeys(slotted), "training": False, "momentum": 0.1, "eps": 1e-5}
     values |= dict(zip(_NORMS[node.target], node.args, strict=False)) | node.kwargs
-    mean, variance, scale, shift = slots = [_slot(root, values[name]) for name in slotted]
+    mean, variance, scale, shift = slots = [slot_of(root, values[name]) for name in slotted]
     known = all((slot is None) == (values[name] is None) for slot, name in zip(slots, slotted, strict=True))
     fixed = values["training"] is False and isinstance(values["eps"], float) and values["input"] is x
     if not (known and fixed) or mean is None or variance is None:
@@ -216,7 +232,7 @@ def _norm_of_function(root: nn.Module, node: fx.Node, x: fx.Node) -> dict[str, A
     return {"scale": scale, "shift": shift, **statistics, "eps": values["eps"]}
 
 
-def _with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+def with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
     last = pattern.nodes[-1]
     if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS or len(node.args) != 2 or node.kwargs:
         return None
@@ -229,7 +245,7 @@ def _with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern |
     return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, residual=True), added=other)
 
 
-def _with_activation(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+def with_activation(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
     name = None
     if node.op == "call_module":
         module = _module(traced.module, node)
@@ -244,7 +260,7 @@ def _with_activation(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern
 # --- nodes and modules
 
 
-def _argument(node: fx.Node, place: int, name: str) -> Any:
+def argument_of(node: fx.Node, place: int, name: str) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name)
 
 
@@ -252,7 +268,7 @@ def _module(root: nn.Module, node: fx.Node) -> nn.Module:
     return root.get_submodule(str(node.target))
 
 
-def _slot(root: nn.Module, node: Any) -> Slot | None:
+def slot_of(root: nn.Module, node: Any) -> Slot | None:
     """The parameter or buffer that a node reads; None if it reads none."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
@@ -310,7 +326,7 @@ def _writes_into_first(root: nn.Module, node: fx.Node) -> bool:
     return target in _WRITERS or str(getattr(target, "__module__", None) or "torch").split(".")[0] == "torch"
 
 
-def _writes(root: nn.Module, node: fx.Node) -> bool:
+def writes(root: nn.Module, node: fx.Node) -> bool:
     """Whether a node may write into memory that others read. A node that is not known to be pure may."""
     if node.op == "call_module":
         module = _module(root, node)

@@ -16,10 +16,21 @@
 
 namespace im2win {
 
-// As at::empty_strided, whose header includes much more.
-inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, const Tensor& like) {
-  return at::_ops::empty_strided::call(c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides), like.scalar_type(),
+// As at::empty_strided, whose header includes much more, on the device of `like`.
+inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, const Tensor& like) {
+  return at::_ops::empty_strided::call(c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides), type,
                                        like.layout(), like.device(), std::nullopt);
+}
+
+// DLPack's code of the element types that kernels compute with; bits are counted beside it.
+inline uint8_t code_of(at::ScalarType type) {
+  switch (type) {
+    case at::ScalarType::BFloat16: return kDLBfloat;
+    case at::ScalarType::Char:
+    case at::ScalarType::Int: return kDLInt;
+    case at::ScalarType::Byte: return kDLUInt;
+    default: return kDLFloat;
+  }
 }
 
 // A contiguous tensor's sizes and strides, in memory order.
@@ -34,11 +45,12 @@ struct Shape {
 class Place : public std::enable_shared_from_this<Place> {
  public:
   // product, transform, packed: handles of TVM's objects, 0 for no transform. made: elements of the workspace. input, output: shapes in
-  // memory order. alignment: of inputs, in bytes. held: keeps the parameters alive, so that their addresses stay unique.
-  Place(int64_t product, int64_t transform, int64_t made, const Numbers& packed, Numbers input, Numbers output, bool channels_last,
-        uintptr_t alignment, std::vector<Tensor> held, Numbers versions)
+  // memory order. type: of output's elements. alignment: of inputs, in bytes. held: keeps the parameters alive, so that their addresses
+  // stay unique.
+  Place(int64_t product, int64_t transform, int64_t made, const Numbers& packed, Numbers input, Numbers output, at::ScalarType type,
+        bool channels_last, uintptr_t alignment, std::vector<Tensor> held, Numbers versions)
       : product_(object_of(product)), transform_(object_of(transform)), made_({made}), input_(std::move(input)), output_(std::move(output)),
-        channels_last_(channels_last), alignment_(alignment), held_(std::move(held)), versions_(std::move(versions)),
+        type_(type), channels_last_(channels_last), alignment_(alignment), held_(std::move(held)), versions_(std::move(versions)),
         sizes_(logical(output_.sizes)), strides_(logical(output_.strides)) {
     for (int64_t handle : packed) packed_.push_back(object_of(handle));
     device_ = TVMFFITensorGetDLTensorPtr(packed_[0].get())->device;
@@ -61,8 +73,8 @@ class Place : public std::enable_shared_from_this<Place> {
   Tensor run(const Call& call) const {
     const c10::DeviceGuard guard(call.x->device());
     const Tensor x = laid_out(*call.x), residual = call.residual ? laid_out(*call.residual) : Tensor();
-    const Tensor y = empty_strided(sizes_, strides_, x);
-    const Tensor scratch = made_.sizes[0] ? empty_strided(made_.sizes, made_.strides, x) : Tensor();
+    const Tensor y = empty_strided(sizes_, strides_, type_, x);
+    const Tensor scratch = made_.sizes[0] ? empty_strided(made_.sizes, made_.strides, x.scalar_type(), x) : Tensor();
     const CurrentStream stream(device_);
     launch(x, residual, scratch, y);
     return y;
@@ -85,7 +97,7 @@ class Place : public std::enable_shared_from_this<Place> {
   }
 
   DLTensor described(const Tensor& tensor, const Shape& shape) const {
-    const DLDataType type{kDLFloat, static_cast<uint8_t>(8 * tensor.element_size()), 1};
+    const DLDataType type{code_of(tensor.scalar_type()), static_cast<uint8_t>(8 * tensor.element_size()), 1};
     return {const_cast<void*>(tensor.const_data_ptr()), device_, static_cast<int32_t>(shape.sizes.size()), type,
             const_cast<int64_t*>(shape.sizes.data()), const_cast<int64_t*>(shape.strides.data()), 0};
   }
@@ -112,6 +124,7 @@ class Place : public std::enable_shared_from_this<Place> {
 
   Object product_, transform_;
   Shape made_, input_, output_;
+  at::ScalarType type_;
   bool channels_last_;
   uintptr_t alignment_;
   std::vector<Object> packed_;

@@ -54,9 +54,9 @@ def activate(name: str, y: Tensor) -> Tensor:
     return y
 
 
-def alike(residual: Tensor, shape: Any, x: Tensor) -> bool:
-    """Whether the residual has the output's shape, x's type and x's device."""
-    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
+def alike(residual: Tensor, shape: Any, x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether the residual has the output's shape, x's device and the output's type, which is x's if None."""
+    return residual.shape == shape and residual.dtype is (dtype or x.dtype) and residual.device == x.device
 
 
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:

@@ -61,12 +61,14 @@ class Prepared:
         error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
         times: of im2win's operator and of PyTorch's path; None where they were not timed.
         found: the decision before they were timed, where that changed it.
+        against: PyTorch's operator that was timed, where the module itself runs something slower; else "".
     """
 
     decision: Decision
     error: float | None = None
     times: Times | None = None
     found: Decision | None = None
+    against: str = ""
 
 
 class Planner:

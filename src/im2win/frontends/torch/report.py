@@ -32,10 +32,12 @@ class LayerReport:
             "other type" (of the same in float16), "compatible device", "nearest layer" (their records), "default tile" (the analytic
             model's), or why PyTorch's convolution stays.
         fused: what is fused into its kernel: norm, add, the activation.
-        error: largest difference from PyTorch on the example, over the largest sum of magnitudes; None where nothing was compared.
+        error: largest difference from PyTorch on the example, over the largest sum of magnitudes, or over the range of quantised outputs;
+            None where nothing was compared.
         target: "cpu" or "cuda".
         times: of im2win's kernel and of what the module ran there, in seconds; None where they were not timed.
         tuned: whether a record of this device is about it.
+        against: PyTorch's operator that was timed, where the module itself runs something slower; "" where its own nodes were.
     """
 
     name: str
@@ -47,6 +49,7 @@ class LayerReport:
     target: str = "cpu"
     times: Times | None = None
     tuned: bool = False
+    against: str = ""
 
     @property
     def untuned(self) -> bool:
@@ -158,7 +161,8 @@ class Report:
             error = "" if one.error is None else f"{one.error:.0e}"
             times = ("", "") if one.times is None else (f"{one.times.ours_s * 1e3:.3f}", f"{one.times.theirs_s * 1e3:.3f}")
             runs_on = "PyTorch" if self.given_back else shown(one.algorithm) or "PyTorch"
-            table.add_row(*map(escape, (one.name, problem, " ".join(one.fused), runs_on, one.reason, error, *times)))
+            because = f"{one.reason}; against {one.against}" if one.against else one.reason
+            table.add_row(*map(escape, (one.name, problem, " ".join(one.fused), runs_on, because, error, *times)))
         text = io.StringIO()
         console = Console(file=text, width=180, color_system=None)
         console.print(table)

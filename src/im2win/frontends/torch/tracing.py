@@ -8,7 +8,7 @@ import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from im2win.frontends.torch.source import Source, as_image, as_line
 
+_GUARDS = "GuardsFn"  # the class of the module that checks the inputs of an exported program
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -31,12 +32,14 @@ class Traced:
     Attributes:
         facts: (shape, dtype, device) of nodes that compute tensors.
         given: number of arguments of the example.
+        steps: (scale, zero point) of nodes that compute PyTorch's quantised tensors with one scale.
     """
 
     module: nn.Module
     graph: fx.Graph
     facts: dict[fx.Node, tuple[Any, ...]]
     given: int
+    steps: dict[fx.Node, tuple[float, int]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -50,11 +53,14 @@ class _Facts(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.facts: dict[fx.Node, tuple[Any, ...]] = {}
+        self.steps: dict[fx.Node, tuple[float, int]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, torch.Tensor):
             self.facts[n] = result.shape, result.dtype, result.device
+            if result.is_quantized and result.qscheme() == torch.per_tensor_affine:
+                self.steps[n] = result.q_scale(), result.q_zero_point()
         return result
 
 
@@ -65,10 +71,18 @@ def norms() -> tuple[type[nn.Module], ...]:
 
 
 class _Tracer(fx.Tracer):
-    """Leaves normalisations whole: the forward of a fixed one computes with its statistics alone, which a trace would freeze."""
+    """Leaves normalisations whole: the forward of a fixed one computes with its statistics alone, which a trace would freeze.
+
+    Args:
+        buffers: read buffers by name. What a module computes of buffers alone would be frozen otherwise; but it cannot branch on them then.
+    """
+
+    def __init__(self, *, buffers: bool) -> None:
+        super().__init__()
+        self.proxy_buffer_attributes = buffers
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in norms() or bool(super().is_leaf_module(m, module_qualified_name))
+        return type(m) in norms() or type(m).__name__ == _GUARDS or bool(super().is_leaf_module(m, module_qualified_name))
 
 
 def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
@@ -79,7 +93,7 @@ def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
     """
     before = set(vars(module))
     try:
-        graph = _Tracer().trace(module, _concrete(module, example))
+        graph = _Tracer(buffers=isinstance(module, fx.GraphModule)).trace(module, _concrete(module, example))
     except TraceFailure:
         raise
     except Exception as error:  # the module's own code may raise any class for a proxy
@@ -92,8 +106,8 @@ def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
     if constants:
         raise TraceFailure("its forward makes tensors of its own, which a trace would freeze")
     facts = _prove(module, graph, example)
-    _drop_rank_checks(graph, facts)
-    return Traced(module, graph, facts, len(example))
+    _drop_rank_checks(graph, facts.facts)
+    return Traced(module, graph, facts.facts, len(example), facts.steps)
 
 
 def _concrete(module: nn.Module, example: tuple[Any, ...]) -> dict[str, Any]:
@@ -116,7 +130,7 @@ def _concrete(module: nn.Module, example: tuple[Any, ...]) -> dict[str, Any]:
     return fixed
 
 
-def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict[fx.Node, tuple[Any, ...]]:
+def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> _Facts:
     want = module(*copies(example))
     _order_dicts(graph, want)
     runner = _Facts(fx.GraphModule(module, graph))
@@ -128,7 +142,7 @@ def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict
     leaves, wanted_shape = tree_flatten(want)
     if shape != wanted_shape or not all(map(_same, got, leaves)):
         raise TraceFailure("its traced graph computes something else than the module")
-    return runner.facts
+    return runner
 
 
 def _order_dicts(graph: fx.Graph, want: Any) -> None:
@@ -185,6 +199,7 @@ class Pattern(Protocol):
     x: fx.Node
     source: Source
     added: fx.Node | None
+    operands: tuple[fx.Node, ...]
 
 
 Call = tuple[str, Any, tuple[Any, ...]]  # kind and target of a torch.fx node, and its last arguments
@@ -214,8 +229,9 @@ def compiled(graph: fx.Graph, patterns: Mapping[str, Pattern], calls: Mapping[st
         mapped[pattern.nodes[-1]] = call  # a later pattern may read it
         for node in reversed(nodes):
             new.erase_node(node)
+    needless = {mapped[node] for pattern in patterns.values() for node in pattern.operands}
     for node in reversed(list(new.nodes)):
-        if node.op == "get_attr" and not node.users:
+        if (node.op == "get_attr" or node in needless) and not node.users:
             new.erase_node(node)
     return _function(new)
 
