@@ -81,5 +81,7 @@ def _astype(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(function, tensor, primfunc_name_hint="cast")
 
 
-LEGALIZATIONS = {name: functools.partial(_elementwise, name.rpartition(".")[2], formula) for name, formula in _FORMULAS.items()}
+LEGALIZATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    name: functools.partial(_elementwise, name.rpartition(".")[2], formula) for name, formula in _FORMULAS.items()
+}
 LEGALIZATIONS["relax.astype"] = _astype
