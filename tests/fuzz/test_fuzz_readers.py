@@ -1,0 +1,36 @@
+"""Readers of files and keys: on whole inputs, on inputs cut short and damaged, only the documented errors. `make fuzz-readers` goes on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from reader_targets import TARGETS
+
+DAMAGED = 40  # inputs made of each seed
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_and_damaged_seeds(name: str) -> None:
+    if name == "onnx_model":
+        pytest.importorskip("onnx")
+    draw, target = random.Random(name), TARGETS[name]
+    seeds = target.seeds()
+    assert seeds
+    for seed in seeds[:8]:
+        target.run(seed)
+        for _ in range(DAMAGED // (4 if name == "onnx_model" else 1)):
+            target.run(damaged(draw, seed, draw.choice(seeds)))
+
+
+def damaged(draw: random.Random, seed: bytes, other: bytes) -> bytes:
+    """Cut short, with bytes changed, a part left out, doubled or taken from another seed."""
+    first, last = sorted(draw.randrange(len(seed) + 1) for _ in range(2))
+    kind = draw.randrange(5)
+    if kind == 0:
+        return seed[:first]
+    if kind == 1:
+        return seed[:first] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 3))) + seed[first + 1 :]
+    if kind == 2:
+        return seed[:first] + seed[last:]
+    return seed[:last] + seed[first:] if kind == 3 else seed[:first] + other[first:last] + seed[last:]
