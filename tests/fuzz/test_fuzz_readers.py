@@ -23,6 +23,22 @@ def test_seeds_and_damaged_seeds(name: str) -> None:
             target.run(damaged(draw, seed, draw.choice(seeds)))
 
 
+@pytest.mark.parametrize("what", ["text", "type"])
+def test_damaged_models_that_fuzzing_found(what: str) -> None:
+    """Text that is no UTF-8, and a type of no name, are errors of the model."""
+    onnx = pytest.importorskip("onnx")
+    from im2win.frontends.onnx.layers import ModelError, layers_of
+
+    model = onnx.load_model_from_string(TARGETS["onnx_model"].seeds()[1])
+    if what == "text":
+        [padding] = [one for node in model.graph.node for one in node.attribute if one.name == "auto_pad"]
+        padding.s = b"SAME_\xeb"
+    else:
+        model.graph.initializer[0].data_type = model.graph.input[0].type.tensor_type.elem_type = 58
+    with pytest.raises(ModelError, match=r"^`source` \(='g'\) must (follow the ONNX specification|pass ONNX shape inference)"):
+        layers_of(model)
+
+
 def damaged(draw: random.Random, seed: bytes, other: bytes) -> bytes:
     """Cut short, with bytes changed, a part left out, doubled or taken from another seed."""
     first, last = sorted(draw.randrange(len(seed) + 1) for _ in range(2))
