@@ -5,12 +5,14 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all lint types docs clean
+.PHONY: help demo test test-all fuzz fuzz-emulated fuzz-readers lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
 	@echo "make test      the fast part of the tests, every feature in it (under 10 minutes)"
 	@echo "make test-all  all tests, exhaustive ones included (under 45 minutes)"
+	@echo "make fuzz      10,000 random kernels of this CPU against float64, COUNT=100 for fewer; make fuzz-emulated: 1,000 of CUDA (hours)"
+	@echo "make fuzz-readers SECONDS=60  coverage-guided inputs for each reader of files and keys"
 	@echo "make lint      ruff, and the order of imports"
 	@echo "make types     mypy"
 	@echo "make docs      the documentation with its API reference, in build/docs/site"
@@ -33,6 +35,17 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) $(PYTEST_ARGS)
+
+# Both go on where they were stopped; build/fuzz holds how far they are, and what failed.
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/kernels.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0) $(FUZZ_ARGS)
+
+fuzz-emulated: $(READY)
+	$(BIN)/python tests/fuzz/kernels.py --target cuda --count $(or $(COUNT),1000) --seed $(or $(SEED),0) $(FUZZ_ARGS)
+
+fuzz-readers: $(READY)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	$(BIN)/python tests/fuzz/readers.py --seconds $(or $(SECONDS),60) $(READERS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

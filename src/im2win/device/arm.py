@@ -1,7 +1,6 @@
 """Arm CPUs by name, to generate kernels for on another machine: what schedules read of them, and LLVM's target.
 
-Numbers are those of Arm's technical reference manuals and software optimisation guides of the cores; caches whose size a chip's maker
-chooses have that of a common chip, which is named. None of the machines was measured. An Arm machine that runs im2win itself is read like
+Caches have the sizes of a common chip with these cores, which is named. None of the machines was measured. An Arm machine that runs im2win itself is read like
 every other (`Machine.host`).
 """
 

@@ -102,7 +102,9 @@ def layers_of(
     label, model = load(source)
     try:
         found = _read(import_onnx(), model, label, batch, epilogues, products)
-    except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are not text, attributes of another type
+    except ModelError:
+        raise
+    except (AttributeError, IndexError, TypeError, ValueError) as error:  # a damaged file: names that are no text, unknown types
         raise ModelError(f"`source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
     if not found.layers and not found.skipped:
         raise ModelError(f"`source` (={label}) must have a convolution; it has none among its {len(model.graph.node)} nodes.")

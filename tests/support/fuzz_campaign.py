@@ -1,0 +1,206 @@
+"""A campaign of random kernels: batches of indices in processes that end, a state file after each batch, failures that can be replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzz_jobs import Answer, Job, Target
+
+from im2win.bench.source import digests
+from im2win.common.files import replace_json
+from im2win.common.json_text import parsed
+from im2win.common.worker_pool import Worker, WorkerError
+from im2win.device.cpu import Machine
+from im2win.device.gpu import H200
+from im2win.records.record import utc_now
+
+STUDY, SCHEMA = "fuzz", 1
+SUPPORT = Path(__file__).parent
+DIED = ("crashed", "timeout")
+RIGHT = ("equal", "close", "refused")
+
+
+class StateError(ValueError):
+    """A state file of another campaign. The message names the field."""
+
+
+@dataclass
+class State:
+    """What is known of a campaign; it is the result file, too.
+
+    Attributes:
+        count: indices in all. batch: indices of a process.
+        next: all indices below are done. beyond: first indices of batches that are done behind it.
+        outcomes: how many cases ended how. covered: how many cases had what, by the words of `fuzz_cases.words`.
+        failures: a mapping for each failed case: index, kind, message, case, replay (the command that runs it again).
+        peak_bytes: largest resident memory of a process.
+    """
+
+    target: Target
+    seed: int
+    batch: int
+    count: int = 0
+    next: int = 0
+    beyond: list[int] = field(default_factory=list)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    covered: dict[str, int] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    peak_bytes: int = 0
+    device: str = ""
+    date: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
+    study: str = STUDY
+    schema: int = SCHEMA
+
+    def save(self, path: Path) -> None:
+        """Writes the file atomically."""
+        replace_json(path, {"study": self.study, "schema": self.schema, **dataclasses.asdict(self)})
+
+    @classmethod
+    def begun(cls, path: Path, target: Target, seed: int, batch: int) -> State:
+        """The state in a file, or a new one where there is none.
+
+        Raises:
+            StateError: the file is that of another campaign, or of other source: what it counts was not found by today's.
+        """
+        facts = {"device": H200.name if target == "cuda" else Machine.host().name, "digests": digests(target)}
+        if not path.exists():
+            return cls(target, seed, batch, date=utc_now(), **facts)
+        values = parsed(path.read_text(encoding="utf-8"))
+        for name, wanted in ({"study": STUDY, "schema": SCHEMA, "target": target, "seed": seed, "batch": batch} | facts).items():
+            if not isinstance(values, dict) or values.get(name) != wanted:
+                held = values.get(name) if isinstance(values, dict) else None
+                raise StateError(f"{path}: `{name}` (={held!r}) must be {wanted!r} to go on; remove the file, or name another one.")
+        return cls(**values)
+
+    def missing(self, count: int) -> list[range]:
+        """The batches of the first `count` indices that are not done. A batch that `count` cuts is done whole."""
+        starts = range(0, count, self.batch)
+        return [range(first, first + self.batch) for first in starts if first >= self.next and first not in self.beyond]
+
+    def note(self, indices: range, answers: list[Answer]) -> None:
+        """Adds the answers of a batch."""
+        outcomes, covered = Counter(self.outcomes), Counter(self.covered)
+        if any(answer.case is not None for answer in answers):
+            from fuzz_cases import words  # imports TVM
+        for index, answer in zip(indices, answers, strict=True):
+            outcomes[answer.outcome] += 1
+            covered.update(words(answer.case) if answer.case is not None else ())
+            self.peak_bytes = max(self.peak_bytes, answer.peak_bytes)
+            if answer.outcome not in RIGHT:
+                self.failures.append(self._failure(index, answer))
+        self.outcomes, self.covered = dict(sorted(outcomes.items())), dict(sorted(covered.items()))
+        self.failures.sort(key=lambda one: int(one["index"]))
+        self.beyond = sorted([*self.beyond, indices.start])
+        while self.next in self.beyond:
+            self.beyond.remove(self.next)
+            self.next += self.batch
+        self.count = self.next + self.batch * len(self.beyond)
+
+    def _failure(self, index: int, answer: Answer) -> dict[str, Any]:
+        case = answer.case
+        drawn_again = f"--target {self.target} --seed {self.seed} --replay {index}"
+        replay = f"--case '{case.to_json()}'" if case is not None else drawn_again
+        facts = {"index": index, "seed": self.seed, "kind": answer.outcome, "message": answer.message}
+        return {**facts, "case": dataclasses.asdict(case) if case else None, "replay": f"python tests/fuzz/kernels.py {replay}"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that a case may take, and those of the first one, which loads and compiles what the others share."""
+
+    case_s: float = 120.0
+    first_s: float = 240.0
+
+
+def isolated(folder: Path, module: str) -> Worker:
+    """A process for cases whose temporary files and caches lie in a folder."""
+    paths = [str(SUPPORT), *(path for path in sys.path if path)]
+    own = {"TMPDIR": str(folder), "IM2WIN_CACHE": str(folder / "cache"), "IM2WIN_LOGS": str(folder / "logs")}
+    return Worker(module, {"PYTHONPATH": os.pathsep.join(paths), **own}, torch=False)
+
+
+def answered(worker: Worker, job: Job, limit_s: float) -> Answer:
+    """The answer to a job; of a process that died or hung an answer that says so."""
+    try:
+        answer = worker.call(job, limit_s)
+        assert isinstance(answer, Answer)
+        return answer
+    except WorkerError as error:
+        return Answer(error.kind, job.case, str(error))
+
+
+def checked(job: Job, limits: Limits = Limits(), module: str = "fuzz_worker") -> Answer:
+    """Runs one case in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="im2win-fuzz-") as folder, isolated(Path(folder), module) as worker:
+        return answered(worker, job, limits.first_s)
+
+
+def batch(target: Target, seed: int, indices: range, limits: Limits = Limits(), module: str = "fuzz_worker") -> list[Answer]:
+    """Runs a batch in one process, whose files are then removed. A process that dies or hangs is blamed on the case that it ran.
+
+    Such a case runs once more by itself: the message says whether it fails there, too.
+    """
+    answers: list[Answer] = []
+    with tempfile.TemporaryDirectory(prefix="im2win-fuzz-") as folder, isolated(Path(folder), module) as worker:
+        for index in indices:
+            job = Job(target, seed, index)
+            fresh = not answers or answers[-1].outcome in DIED
+            answer = answered(worker, job, limits.first_s if fresh else limits.case_s)
+            if answer.outcome in DIED:
+                from fuzz_cases import drawn
+
+                job = dataclasses.replace(job, case=drawn(target, seed, index))
+                alone = checked(job, limits, module)
+                again = "the same" if alone.outcome == answer.outcome else f"{alone.outcome} {alone.message}".strip()
+                message = f"{answer.message}; by itself: {again}; cases before it in its process: {indices.start} to {index - 1}"
+                answer = dataclasses.replace(answer, case=job.case, message=message)
+            answers.append(answer)
+    return answers
+
+
+def run(
+    path: Path, target: Target, count: int, seed: int = 0, *, processes: int = 1, size: int = 50, limits: Limits = Limits(),
+    module: str = "fuzz_worker", report: Callable[[State], None] = lambda state: None,
+) -> State:  # fmt: skip
+    """Runs the first `count` cases of a seed, or those that a state file lacks.
+
+    Args:
+        path: the state file, written after each batch.
+        processes: batches at a time. size: cases of a batch.
+        module: what the processes run, see `fuzz_worker`.
+        report: called after each batch.
+
+    Raises:
+        StateError: see `State.begun`.
+    """
+    state, lock = State.begun(path, target, seed, size), threading.Lock()
+
+    def done(indices: range) -> None:
+        answers = batch(target, seed, indices, limits, module)
+        with lock:
+            state.note(indices, answers)
+            state.save(path)
+            report(state)
+
+    missing = state.missing(count)
+    with ThreadPoolExecutor(processes) as pool:
+        futures = [pool.submit(done, indices) for indices in missing]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return state
+

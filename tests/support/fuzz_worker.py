@@ -1,0 +1,31 @@
+"""Process that draws, builds and checks random kernels, one for each job."""
+
+from __future__ import annotations
+
+import resource
+import traceback
+
+import fuzz_cases
+from fuzz_cases import WrongOutput
+from fuzz_jobs import Answer, Job
+
+from im2win.common.worker_pool import serve
+
+
+def handle(job: Job) -> Answer:
+    """Runs a job's case."""
+    case = job.case
+    try:
+        case = case or fuzz_cases.drawn(job.target, job.seed, job.index)
+        outcome, message = fuzz_cases.run(case), ""
+    except WrongOutput as error:
+        outcome, message = "wrong", str(error)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        outcome, message = "error", f"{type(error).__name__}: {str(error)[:1500]} ({place.name}, line {place.lineno})"
+    return Answer(outcome, case, message, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry point of the process."""
+    serve(handle, job_fd, result_fd)
