@@ -1,7 +1,7 @@
 """Arm CPUs by name, to generate kernels for on another machine: what schedules read of them, and LLVM's target.
 
-Caches have the sizes of a common chip with these cores, which is named. None of the machines was measured. An Arm machine that runs im2win itself is read like
-every other (`Machine.host`).
+Caches have the sizes of a common chip with these cores, which is named. None of the machines was measured. An Arm machine that runs im2win
+itself is read like every other (`Machine.host`).
 """
 
 from __future__ import annotations

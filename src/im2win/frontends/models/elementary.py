@@ -81,7 +81,7 @@ def _astype(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(function, tensor, primfunc_name_hint="cast")
 
 
-LEGALIZATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    name: functools.partial(_elementwise, name.rpartition(".")[2], formula) for name, formula in _FORMULAS.items()
+LEGALIZATIONS: dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = {
+    "relax.astype": _astype,
+    **{name: functools.partial(_elementwise, name.rpartition(".")[2], formula) for name, formula in _FORMULAS.items()},
 }
-LEGALIZATIONS["relax.astype"] = _astype
