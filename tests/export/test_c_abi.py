@@ -24,7 +24,7 @@ from im2win.builder.build import Kernel
 from im2win.codegen import pool
 from im2win.device.cpu import Machine
 from im2win.export import c_abi
-from im2win.export.c_abi import cpu
+from im2win.export.c_abi import checks, cpu
 from im2win.export.c_abi.header import identifier
 from im2win.numerics.tolerance import tolerance
 from im2win.packing.cpu_blocked import FilterPack, TapOrder
@@ -227,7 +227,7 @@ def test_constants(tmp_path: Path) -> None:
 
 def test_a_cpu_without_the_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A status rather than a signal."""
-    monkeypatch.setattr(cpu, "_check", lambda machine: "0")
+    monkeypatch.setattr(checks, "_vectors", lambda machine: "0")
     library, tensors = exported(tmp_path, SMALL, "direct/tiled"), exact_tensors(SMALL)
     y = np.empty(SMALL.output_shape, np.float32)
     packed = library.packed(tensors["filter"])

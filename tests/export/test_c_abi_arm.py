@@ -201,5 +201,5 @@ def test_exports_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(ToolchainError, match=f"Arm Neoverse N1 needs {COMPILER} and {arm.TRIPLE}-objcopy and {arm.TRIPLE}-ar on PATH"):
             c_abi.export_kernel(chosen("n1-c8x9x11-k20x3x3-int8", machine="neoverse-n1"), tmp_path)
     code = checks.instructions(arm.KNOWN["neoverse-v1-sve"], ["i8mm"])
-    assert "(getauxval(16) >> 22 & 1) && (getauxval(26) >> 13 & 1) && (prctl(51) & 0xffff) >= 32" in code
+    assert "(getauxval(16) >> 22 & 1) && (prctl(51) & 0xffff) >= 32 && (getauxval(26) >> 13 & 1)" in code
     assert checks.instructions(arm.KNOWN["neoverse-n1"]) == "static int instructions(void) { return 1; }"

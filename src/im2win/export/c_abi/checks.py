@@ -16,19 +16,23 @@ _HEADERS = "#include <sys/auxv.h>\n#include <sys/prctl.h>\n"
 
 def instructions(machine: Machine, needed: Sequence[str] = ()) -> str:
     """The function. needed: features of the machine that the kernel uses."""
-    if arm.is_arm(machine):
-        given = [arm.SVE] if machine.isa == arm.SVE else []
-        asked = [f"(getauxval({word}) >> {bit} & 1)" for word, bit in (_BITS[name] for name in (*given, *needed))]
-        long = [f"(prctl({_SVE_LENGTH}) & 0xffff) >= {4 * machine.lanes}"] if given else []  # bytes of a vector
-        headers, checks = _HEADERS if asked else "", [*asked, *long] or ["1"]
-    else:
-        headers, checks = "", [_vectors(machine), *(f'__builtin_cpu_supports("{name}")' for name in needed)]
-    return f"{headers}static int instructions(void) {{ return {' && '.join(checks)}; }}"
+    checks = " && ".join([_vectors(machine), *(_feature(name) for name in needed)])
+    return f"{_HEADERS if 'getauxval' in checks else ''}static int instructions(void) {{ return {checks}; }}"
+
+
+def _feature(name: str) -> str:
+    """A C expression: whether the CPU has a feature."""
+    if name not in _BITS:
+        return f'__builtin_cpu_supports("{name}")'
+    word, bit = _BITS[name]
+    return f"(getauxval({word}) >> {bit} & 1)"
 
 
 def _vectors(machine: Machine) -> str:
-    """A C expression: whether the CPU has the vector instructions of a kernel.
+    """A C expression: whether the CPU has the vector instructions of a kernel, and vectors as long.
 
     Where compilers cannot test for them, all CPUs have the basic set.
     """
-    return f'__builtin_cpu_supports("{machine.isa}")' if machine.isa in ("sse2", "avx", "avx2", "avx512f") else "1"
+    if machine.isa == arm.SVE:
+        return f"{_feature(arm.SVE)} && (prctl({_SVE_LENGTH}) & 0xffff) >= {4 * machine.lanes}"
+    return _feature(machine.isa) if machine.isa in ("sse2", "avx", "avx2", "avx512f") else "1"
