@@ -68,6 +68,11 @@ def test_refusals(built: Path) -> None:
         (content[: content.index(b"data\n")], "truncated"),
         (b"im2win-weights 2" + content[16:], "no weights of this im2win"),
         (content.replace(b"library ", b"library 1", 1), "packed for another library"),
+        (content.replace(b"tensor data float32 1", b"tensor data float32 -1", 1), "`shape` of data is none of a tensor"),
+        (content.replace(b"tensor data float32 1", b"tensor data float32 one", 1), "`shape` of data is none of a tensor"),
+        (content.replace(b"packed filter float32", b"packed filter float32 4294967296 4294967296", 1), "`shape` of filter is none"),
+        (content.replace(b"packed filter float32", b"packed filter float32 1048576", 1), "truncated"),
+        (content.replace(b"data\n", 4 * b"tensor data float32 1\n" + b"data\n", 1), "more arguments than a kernel has"),
     ):
         weights.write_bytes(changed)
         assert message in refused(folder), message

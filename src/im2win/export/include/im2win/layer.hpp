@@ -79,15 +79,18 @@ class Layer {
       words >> argument.name >> word;
       argument.dtype = element_type(word);
       for (int64_t extent; words >> extent;) argument.shape.push_back(extent);
+      if (!words.eof() || !fits(argument.shape)) throw std::runtime_error(path + ": `shape` of " + argument.name + " is none of a tensor.");
       arguments_.push_back(argument);
     }
     if (arguments_.size() < 3 || !lines) throw std::runtime_error(path + ": truncated.");
+    if (arguments_.size() > kMostArguments) throw std::runtime_error(path + ": more arguments than a kernel has.");
     size_t at = static_cast<size_t>(lines.tellg());
     for (size_t place : packed) {
-      arguments_[place].packed = empty(arguments_[place].shape, arguments_[place].dtype);
-      const size_t bytes = arguments_[place].packed.numel() * (arguments_[place].dtype.bits / 8);
+      size_t bytes = arguments_[place].dtype.bits / 8;
+      for (int64_t extent : arguments_[place].shape) bytes *= static_cast<size_t>(extent);
       at = (at + 63) / 64 * 64;
-      if (content.size() < at + bytes) throw std::runtime_error(path + ": truncated.");
+      if (content.size() < at || content.size() - at < bytes) throw std::runtime_error(path + ": truncated.");
+      arguments_[place].packed = empty(arguments_[place].shape, arguments_[place].dtype);
       content.copy(static_cast<char*>(arguments_[place].packed.data_ptr()), bytes, at);
       at += bytes;
     }
@@ -112,6 +115,8 @@ class Layer {
   }
 
  private:
+  static constexpr size_t kMostArguments = 6;  // data, filter, bias, scale, residual, output
+
   struct Argument {
     std::string name;
     Shape shape;
@@ -120,7 +125,7 @@ class Layer {
   };
 
   void call(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView* residual, const tvm::ffi::TensorView& y) const {
-    tvm::ffi::AnyView given[6];
+    tvm::ffi::AnyView given[kMostArguments];
     int count = 0;
     for (const Argument& argument : arguments_) {
       if (argument.packed.defined()) {
@@ -136,6 +141,16 @@ class Layer {
     if (residual) throw std::runtime_error("im2win: `residual` must be left out, the layer adds none.");
     tvm::ffi::Any result;
     kernel_.value().CallPacked(given, count, &result);
+  }
+
+  // Whether extents are positive, and their product that of a tensor that memory could hold.
+  static bool fits(const Shape& shape) {
+    int64_t left = int64_t{1} << 48;
+    for (int64_t extent : shape) {
+      if (extent < 1) return false;
+      left /= extent;
+    }
+    return !shape.empty() && left > 0;
   }
 
   // Runs the parallel loops of a loaded library on the pool of the first one, which stays loaded, instead of TVM's threads.
