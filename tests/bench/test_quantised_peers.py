@@ -1,4 +1,4 @@
-"""PyTorch and ONNX Runtime compute int8, uint8, bfloat16 and float16 layers as `Conv2d` defines, but for one step of an integer output."""
+"""PyTorch, ONNX Runtime and OpenVINO compute narrow types as `Conv2d` defines, but for one step of an integer output."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 
 from im2win.bench.cpu import Ours, checked
-from im2win.bench.peers.cpu import OnnxRuntime, Torch
+from im2win.bench.peers.cpu import OnnxRuntime, OpenVino, Torch
 from im2win.bench.peers.quantised import allowed
 from im2win.bench.peers.subject import PeerError, Subject, Tensors
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d
 
-TORCH, LAST, ORT = Torch(), Torch(channels_last=True), OnnxRuntime()
+TORCH, LAST, ORT, VINO = Torch(), Torch(channels_last=True), OnnxRuntime(), OpenVino()
 LAYERS: list[tuple[str, tuple[Subject, ...]]] = [
-    ("n1-c16x9x11-k24x3x3-p1-uint8-out.uint8-zero128-outzero3-bias", (TORCH, LAST, ORT)),
-    ("n1-c16x9x11-k24x3x3-s2-p1-uint8-out.uint8-NHWC-relu", (TORCH, LAST, ORT)),
-    ("n1-c16x9x11-k24x3x3-p1-int8-out.int8-bias", (ORT,)),
+    ("n1-c16x9x11-k24x3x3-p1-uint8-out.uint8-zero128-outzero3-bias", (TORCH, LAST, ORT, VINO)),
+    ("n1-c16x9x11-k24x3x3-s2-p1-uint8-out.uint8-NHWC-relu", (TORCH, LAST, ORT, VINO)),
+    ("n1-c16x9x11-k24x3x3-p1-int8-out.int8-bias", (ORT, VINO)),
     ("n2-c16x9x11-k24x1x1-int8", (ORT,)),
     ("n1-c16x9x11-k24x3x3-p1-uint8-out.float32", (LAST,)),
-    ("n1-c16x9x11-k24x3x3-p1-bfloat16-NHWC-bias-add-relu", (TORCH, LAST)),
-    ("n1-c16x9x11-k24x3x3-p1-float16-NHWC-bias-add-relu", (TORCH, LAST)),
+    ("n1-c16x9x11-k24x3x3-p1-bfloat16-NHWC-bias-add-relu", (TORCH, LAST, VINO)),
+    ("n1-c16x9x11-k24x3x3-p1-float16-NHWC-bias-add-relu", (TORCH, LAST, VINO)),
 ]
 
 
 @pytest.mark.parametrize(("key", "subjects"), LAYERS, ids=[row[0] for row in LAYERS])
 def test_peers(key: str, subjects: tuple[Subject, ...]) -> None:
-    pytest.importorskip("torch"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("torch"), pytest.importorskip("onnxruntime"), pytest.importorskip("openvino")
     conv = Conv2d.parse(key)
     tensors = Tensors.random(conv)
     expected = tensors.expected(conv)
@@ -44,7 +44,7 @@ def test_peers(key: str, subjects: tuple[Subject, ...]) -> None:
     [
         (TORCH, "n1-c8x6x6-k8x3x3-int8-out.int8", "take uint8"), (ORT, "n1-c8x6x6-k8x3x3-int8-out.int8-add", "no residual"),
         (ORT, "n1-c8x6x6-k8x3x3-bfloat16", "must be float32 or int8 or uint8"),
-        (ORT, "n1-c8x6x6-k8x3x3-float16", "must be float32"),
+        (ORT, "n1-c8x6x6-k8x3x3-float16", "must be float32"), (VINO, "n1-c8x6x6-k8x3x3-uint8", "unscaled outputs"),
     ],
 )  # fmt: skip
 def test_refused(subject: Subject, key: str, reason: str) -> None:

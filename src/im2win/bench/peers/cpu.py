@@ -105,31 +105,46 @@ class OnnxRuntime:
         return Trial(partial(session.run_with_iobinding, binding), lambda: from_nchw(output.numpy(), conv))
 
 
+_NARROW_OPSET = 22  # of a Conv in bfloat16
+
+
 @dataclass(frozen=True)
 class OpenVino:
-    """OpenVINO on the ONNX graph of `OnnxRuntime`, tuned for latency, in float32, with input and output bound ahead of time.
+    """OpenVINO on the layer as an ONNX graph, tuned for latency, in the layer's type, with input and output bound ahead of time.
 
-    Without the hint it would compute in bfloat16 where the CPU has instructions for that.
+    Integers are between DequantizeLinear and QuantizeLinear (`quantised.pairs_model`). Without the hint float32 would be computed in
+    bfloat16 where the CPU has instructions for that.
     """
 
     name: str = "openvino"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        _need(conv, self.name, "float32")
         try:
             import onnx  # noqa: F401
             import openvino
         except ImportError as error:
             raise PeerError(f"{self.name}: onnx and openvino are needed; pip install 'im2win[bench]'.") from error
+        integer = ELEMENT_TYPES[conv.dtype].integer
+        graph = quantised.pairs_model(conv, tensors, self.name) if integer else _onnx_model(conv, tensors)
         core = openvino.Core()
-        hints = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-        request = core.compile_model(core.read_model(_onnx_model(conv, tensors)), "CPU", hints).create_infer_request()
+        hints = {
+            "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float16": "f16"}.get(conv.dtype, "f32"),
+        }  # fmt: skip
+        request = core.compile_model(core.read_model(graph), "CPU", hints).create_infer_request()
+
+        def shared(array: Array) -> Any:
+            if array.dtype.name == "bfloat16":  # numpy's type is not OpenVINO's
+                return openvino.Tensor(array.view(np.uint16), openvino.Shape(list(array.shape)), openvino.Type.bf16)
+            return openvino.Tensor(array, shared_memory=True)
+
         arrays = [tensors.data] if tensors.residual is None else [tensors.data, tensors.residual]
         held = [aligned(np.ascontiguousarray(to_nchw(array, conv))) for array in arrays]
         for place, array in enumerate(held):
-            request.set_input_tensor(place, openvino.Tensor(array, shared_memory=True))
-        output = aligned(np.full((conv.batch, conv.out_channels, *conv.output_size), np.nan, "float32"))
-        request.set_output_tensor(openvino.Tensor(output, shared_memory=True))
+            request.set_input_tensor(place, shared(array))
+        shape = (conv.batch, conv.out_channels, *conv.output_size)
+        output = aligned(np.full(shape, ELEMENT_TYPES[conv.out_dtype].poisons[0], conv.out_dtype))
+        request.set_output_tensor(shared(output))
 
         def call(held: object = held) -> None:  # the request does not keep its inputs alive; its `infer` makes a dictionary of the outputs
             request.start_async()
@@ -139,9 +154,10 @@ class OpenVino:
 
 
 def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
-    """The layer with its epilogue as a serialized ONNX graph (Conv, Add, and the nodes of the table of activations)."""
-    from onnx import TensorProto, helper, numpy_helper
+    """The layer with its epilogue as a serialized ONNX graph (Conv, Add, and the nodes of the table of activations), in its type."""
+    from onnx import helper, numpy_helper
 
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(conv.dtype))
     shape = [conv.batch, conv.in_channels, conv.height, conv.width]
     out_shape = [conv.batch, conv.out_channels, *conv.output_size]
     constants = [numpy_helper.from_array(np.ascontiguousarray(tensors.filter), "filter")]
@@ -158,21 +174,22 @@ def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
         "kernel_shape": conv.kernel,
     }
     steps.append(("Conv", arguments, attributes))
-    inputs = [helper.make_tensor_value_info("data", TensorProto.FLOAT, shape)]
+    inputs = [helper.make_tensor_value_info("data", kind, shape)]
     if conv.residual:
         steps.append(("Add", ["step0", "residual"], {}))
-        inputs.append(helper.make_tensor_value_info("residual", TensorProto.FLOAT, out_shape))
+        inputs.append(helper.make_tensor_value_info("residual", kind, out_shape))
     last = f"step{len(steps) - 1}"
     activated, numbers, since = onnx_nodes(conv.activation, last, len(steps))
     steps += activated
-    constants += [numpy_helper.from_array(np.float32(value), name) for name, value in numbers.items()]
+    constants += [numpy_helper.from_array(np.array(value, conv.dtype), name) for name, value in numbers.items()]
     nodes = [
         helper.make_node(kind, names, ["output" if i == len(steps) - 1 else f"step{i}"], **fields)
         for i, (kind, names, fields) in enumerate(steps)
     ]
-    result = helper.make_tensor_value_info("output", TensorProto.FLOAT, out_shape)
+    result = helper.make_tensor_value_info("output", kind, out_shape)
     graph = helper.make_graph(nodes, "layer", inputs, [result], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(17, since))], ir_version=9)
+    least = 17 if conv.dtype == "float32" else _NARROW_OPSET
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(least, since))], ir_version=10)
     return bytes(model.SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""Peers on a CPU for int8 and uint8: oneDNN's quantised convolution as PyTorch calls it, and ONNX Runtime's QLinearConv and ConvInteger.
+"""Peers on a CPU for int8 and uint8: oneDNN's quantised convolution as PyTorch calls it, ONNX Runtime's operators, and OpenVINO's graphs.
 
 Inputs and filters have the scale 1 and outputs, too, so that a layer's scales are those of its filters. Libraries round a scaled sum in
 their own order; an integer output may differ by one from im2win's definition (`allowed`).
@@ -112,5 +112,47 @@ def _model(conv: Conv2d, tensors: Tensors) -> bytes:
     output = helper.make_tensor_value_info("output", kinds[conv.out_dtype], [conv.batch, conv.out_channels, *conv.output_size])
     initial = [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph([node], "layer", [data], [output], initial)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+def pairs_model(conv: Conv2d, tensors: Tensors, name: str) -> bytes:
+    """The layer as a serialized ONNX graph of a Conv between DequantizeLinear and QuantizeLinear nodes, as quantised models have it.
+
+    Raises:
+        PeerError: such a graph cannot express the layer.
+    """
+    from onnx import helper, numpy_helper
+
+    if conv.residual or conv.activation not in ("none", "relu") or not ELEMENT_TYPES[conv.out_dtype].integer or not conv.requantised:
+        raise PeerError(f"{name}: quantised graphs have no residual, other activations than relu, or unscaled outputs; got {conv}.")
+    assert tensors.scale is not None
+    kinds = {dtype: helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for dtype in (conv.dtype, conv.out_dtype)}
+    constants: dict[str, Any] = {
+        "one": np.float32(1), "zero": np.array(conv.zero_point, conv.dtype), "filter": tensors.filter, "scale": tensors.scale,
+        "filter_zero": np.zeros(conv.out_channels, np.int8), "out_zero": np.array(conv.out_zero_point, conv.out_dtype),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["data", "one", "zero"], ["x"]),
+        helper.make_node("DequantizeLinear", ["filter", "scale", "filter_zero"], ["w"], axis=0),
+    ]
+    operands = ["x", "w"]
+    if tensors.bias is not None:
+        constants |= {"bias": tensors.bias, "bias_zero": np.zeros(conv.out_channels, np.int32)}
+        nodes.append(helper.make_node("DequantizeLinear", ["bias", "scale", "bias_zero"], ["b"], axis=0))
+        operands.append("b")
+    nodes.append(
+        helper.make_node(
+            "Conv", operands, ["sums"], strides=conv.stride, pads=conv.padding, dilations=conv.dilation, group=conv.groups,
+            kernel_shape=conv.kernel,
+        )
+    )  # fmt: skip
+    if conv.activation == "relu":
+        nodes.append(helper.make_node("Relu", ["sums"], ["positive"]))
+    nodes.append(helper.make_node("QuantizeLinear", [nodes[-1].output[0], "one", "out_zero"], ["output"]))
+    data = helper.make_tensor_value_info("data", kinds[conv.dtype], [conv.batch, conv.in_channels, conv.height, conv.width])
+    output = helper.make_tensor_value_info("output", kinds[conv.out_dtype], [conv.batch, conv.out_channels, *conv.output_size])
+    initial = [numpy_helper.from_array(np.ascontiguousarray(value), key) for key, value in constants.items()]
+    graph = helper.make_graph(nodes, "layer", [data], [output], initial)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     return bytes(model.SerializeToString())
