@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all fuzz fuzz-emulated fuzz-readers lint types docs clean
+.PHONY: help demo test test-all papers fuzz fuzz-emulated fuzz-readers lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  all tests, exhaustive ones included (under 45 minutes)"
 	@echo "make fuzz      10,000 random kernels of this CPU against float64, COUNT=100 for fewer; make fuzz-emulated: 1,000 of CUDA (hours)"
 	@echo "make fuzz-readers SECONDS=60  coverage-guided inputs for each reader of files and keys"
+	@echo "make papers    the CPU's part of docs/papers.md, measured on this machine and written into it (about an hour; run nothing else)"
 	@echo "make lint      ruff, and the order of imports"
 	@echo "make types     mypy"
 	@echo "make docs      the documentation with its API reference, in build/docs/site"
@@ -46,6 +47,15 @@ fuzz-emulated: $(READY)
 fuzz-readers: $(READY)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[fuzz]"
 	$(BIN)/python tests/fuzz/readers.py --seconds $(or $(SECONDS),60) $(READERS)
+
+# Files of the device's name, as `im2win report` finds them; what a GPU measures is in benchmarks/gpu.
+papers: $(READY)
+	device=$$($(BIN)/python -c 'from im2win.device.cpu import Machine; print(Machine.host().name)') && \
+	$(BIN)/python benchmarks/algorithms.py --json benchmarks/studies/$$device/algorithms-b1.json && \
+	$(BIN)/im2win bench papers12 --against torch,onnxruntime,openvino --untuned --batch 1 --resume \
+		--json benchmarks/results/$$device/papers12-float32-b1.json && \
+	$(BIN)/im2win ablation papers12 --json benchmarks/results/$$device/ladder-papers12-float32-b1.json && \
+	$(BIN)/im2win report docs/papers.md docs/cpu.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ BAD = [
     ("tune {small} --threads 4096", r"`threads` \(=4096\) must be an integer from 1 to"),
     ("tune {small} --algorithm fastest", r"`algorithm` \(='fastest'\) must be auto, one of direct"),
     ("tune {small} --target cuda9", r"`target` \(='cuda9'\) must be"),
-    ("tune {small}-float16", "no algorithm computes"),
+    ("tune {small}-int8-silu", "no algorithm computes"),
     ("tune {small} --logs {file}", r"`--logs` \(=.*\) must be a folder; it exists and is a file"),
     ("tune n1-c8x10x10", "must look like n8-c64x56x56"),
     ("tune n1-c8x10x10-k16x30x3", "must fit the padded `height`"),

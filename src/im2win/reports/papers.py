@@ -11,13 +11,23 @@ from im2win.bench.results import Result, geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import number
 from im2win.compute import im2col, im2win
+from im2win.reports import algorithms
 from im2win.reports.winograd_tc import CUDNN_WINOGRAD
 from im2win.spec.suites import suite
-from im2win.studies.entries import FUSED, WINOGRAD_TC
+from im2win.studies.entries import ALGORITHMS, FUSED, WINOGRAD_TC
 
 COLUMNS = ["question", "source", "theirs", "ours"]
 THESIS, GPU_PAPER = "im2win, arXiv 2306.14320", "im2win on GPU, arXiv 2306.14316"
 _NOTHING = "not measured"
+_ON_CPU = {
+    "over im2col and library product": (
+        "im2win over im2col on a CPU, speed, 12 layers", "im2win, arXiv 2306.14320", "2.2 to 5.8",
+    ),
+    "over direct": ("im2win over direct convolution on a CPU", "im2win, arXiv 2306.14320", "3.8 to 7.1"),
+    "im2win, NHWC over NCHW": ("im2win with channels last over channels first, CPU", "layouts, arXiv 2408.00278", "11 to 355 % faster"),
+    "MCFA over MEC": ("MCFA over MEC, speed", "Fang and Chen 2019", "20.57 % faster"),
+}  # fmt: skip
+"""Questions, sources and their numbers, by title of `algorithms.RATIOS`."""
 
 
 def table(results: Mapping[str, Result], studies: Iterable[Mapping[str, Any]], memory: Iterable[MemoryResult]) -> str:
@@ -32,8 +42,17 @@ def table(results: Mapping[str, Result], studies: Iterable[Mapping[str, Any]], m
              theirs, _fused(studies, batch)]
             for batch, theirs in ((1, "9.99 to 13.69 (RTX 2080 Ti)"), (16, "–"))  # noqa: RUF001
         ),
+        *([question, source, theirs, _compared(studies, title)] for title, (question, source, theirs) in _ON_CPU.items()),
     ]  # fmt: skip
     return markdown.table(COLUMNS, rows, words=len(COLUMNS))
+
+
+def _compared(studies: Iterable[Mapping[str, Any]], title: str) -> str:
+    """A ratio of the study of algorithms, over the layers of all devices that measured it, the newest first."""
+    found = sorted((one for one in studies if one.get("study") == ALGORITHMS), key=lambda one: str(one["date"]))
+    if not found or not (ratios := algorithms.ratios(found[-1])[title]):
+        return _NOTHING
+    return f"{number(geometric_mean(ratios), 2)} on average, {min(ratios):.2f} to {max(ratios):.2f} ({found[-1]['brand']})"
 
 
 def _images(batch: int) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
 from im2win.reports import scheduled as scheduled_report
@@ -19,6 +20,7 @@ from im2win.reports import untuned as untuned_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import (
+    ALGORITHMS,
     EPILOGUES,
     MODELS,
     OPERATORS,
@@ -31,13 +33,14 @@ from im2win.studies.entries import (
     UNTUNED,
     WINOGRAD_TC,
     ZOO,
-)  # fmt: skip
+)
 
 Study = Mapping[str, Any]
 
 TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     UNTUNED: untuned_report.table,
     SLIDING: sliding_report.table,
+    ALGORITHMS: algorithms_report.table,
     SCHEDULED: scheduled_report.table,
     WINOGRAD_TC: fused_report.table,
     MODELS: deploy_report.models_table,
