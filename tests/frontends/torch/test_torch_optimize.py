@@ -70,9 +70,9 @@ def test_what_convolutions_there_are() -> None:
     module = nn.Sequential(
         nn.Conv2d(5, 8, (3, 2), (2, 1), (0, 1)), nn.Conv2d(8, 8, 3, groups=8, dilation=(1, 2), padding="same"), nn.SiLU(),
         nn.Conv2d(8, 6, 4, padding="same", groups=2, bias=False), nn.Conv2d(6, 4, 3, padding=1, padding_mode="circular"),
-        nn.ConvTranspose2d(4, 4, 2), nn.Conv2d(4, 4, 1).half(),
+        nn.ConvTranspose2d(4, 4, 2), nn.Conv2d(4, 4, 1).double(),
     )  # fmt: skip
-    module.insert(6, _To(torch.float16))
+    module.insert(6, _To(torch.float64))
     module.eval()
     with pytest.warns(UserWarning, match="padding='same'"):
         fast = optimized(module)
@@ -80,7 +80,7 @@ def test_what_convolutions_there_are() -> None:
             torch.testing.assert_close(fast(X), module(X), atol=1e-4, rtol=1e-2)
     report = {layer.name: (bool(layer.algorithm), layer.reason) for layer in fast.im2win_report.layers}
     assert [report[name][0] for name in ("0", "1", "3")] == [True] * 3
-    assert report["4"] == (False, "padding mode 'circular'") and "not float16" in report["7"][1]
+    assert report["4"] == (False, "padding mode 'circular'") and "float64" in report["7"][1] and not report["7"][0]
     assert [str(layer.conv) for layer in fast.im2win_report.layers][:3] == [
         "n2-c5x12x14-k8x3x2-s2x1-p0x1-bias", "n2-c8x5x15-k8x3x3-p1x2-d1x2-g8-bias-silu", "n2-c8x5x15-k6x4x4-p1.1.2.2-g2",
     ]  # fmt: skip
