@@ -212,7 +212,7 @@ TILE = Tile("channels", lanes=4, vectors=2, rows=1, cols=7, row_block=2, pass_bl
 BUILDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("target", {"target": "vulkan"}, ValueError, "`target` (='vulkan') must be one of cpu"),
     ("algorithm", {"algorithm": "fft"}, ValueError, "`algorithm` (='fft') must be auto, one of direct, im2win"),
-    ("dtype", {"conv": CONV.with_(dtype="float16")}, ValueError, "its CPU schedule computes float32, not float16"),
+    ("dtype", {"conv": CONV.with_(dtype="float16"), "algorithm": "im2win"}, ValueError, "its CPU schedule computes float32, not float16"),
     ("key", {"conv": "conv1"}, ConvError, "key 'conv1' must look like"),
     ("threads 0", {"threads": 0}, ValueError, "`threads` (=0) must be an integer from 1 to"),
     ("threads 1000", {"threads": 1000}, ValueError, "`threads` (=1000) must be an integer from 1 to"),
