@@ -1,4 +1,7 @@
-"""Deliberately broken kernels: the check before timing catches every one, and the emulator every broken CUDA kernel."""
+"""Deliberately broken kernels: what the check before timing catches, and the emulator of broken CUDA kernels.
+
+Two layers have mistakes that the check does not catch yet (`OPEN`).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,12 @@ SAMPLE: list[Broken] = [
 
 OFTEN = (0, 3, 9, 10)  # layers of which all mistakes are judged here; `python tests/fuzz/broken.py` judges those of every layer
 
+OPEN = {
+    8: pytest.mark.xfail(strict=False, reason="a shifted condition of Winograd's form, which may read beside the input, passes"),
+    12: pytest.mark.xfail(reason="a sum of a requantised layer that is one off is below a step of the outputs of random tensors"),
+}  # fmt: skip
+JUDGED = [*OFTEN, *(pytest.param(layer, marks=mark) for layer, mark in OPEN.items())]
+
 
 def test_a_sample_is_caught() -> None:
     """And the kernels are right without the mistakes."""
@@ -30,7 +39,7 @@ def test_a_sample_is_caught() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layer", OFTEN, ids=[" ".join(LAYERS[layer]) for layer in OFTEN])
+@pytest.mark.parametrize("layer", JUDGED, ids=[" ".join(LAYERS[layer]) for layer in (*OFTEN, *OPEN)])
 def test_every_broken_kernel_of_a_cpu_is_caught(layer: int) -> None:
     """What passes is equivalent: its program is the same, or its outputs are on inputs of single elements. Few are."""
     jobs = [one for one in broken_cpu.injected() if one.layer == layer]

@@ -62,7 +62,6 @@ int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, f
   return IM2WIN_OK;
 }
 
-/* Stores a filter element as the element of a word that the kernel's instruction multiplies. */
 /* The bits of a float16 as those of a float32. */
 static uint32_t widened(uint16_t bits) {
   uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = (uint32_t)(bits & 0x7FFF) << 13, exponent = bits & 0x7C00;
@@ -73,6 +72,7 @@ static uint32_t widened(uint16_t bits) {
   return sign | rest;
 }
 
+/* Stores a filter element as the element of a word that the kernel's instruction multiplies. */
 static void store(const im2win_dot *layer, const void *w, size_t from, unsigned char *to) {
   if (!layer->integers) {
     uint16_t bits = ((const uint16_t *)w)[from];
