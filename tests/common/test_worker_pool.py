@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from paths import SUPPORT
 
-from im2win.common.worker_pool import Worker, WorkerError, as_ready, in_order
+from im2win.common.worker_pool import JobQueue, Worker, WorkerError, as_ready, in_order
 from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
@@ -169,3 +169,33 @@ def test_answers_come_as_they_are_ready() -> None:
         late = answers[-1][1]
         assert isinstance(late, WorkerError) and late.kind == "timeout" and str(late) == "no result within 2 s"
         assert [answer[0] for answer in in_order([one, other], ["e", "f", "g"], 60.0)] == ["did e", "did f", "did g"]
+
+
+def test_jobs_run_while_the_caller_does_something_else(tmp_path: Path) -> None:
+    """A job whose process dies has an error in its place, one that is killed from outside is done again; all end with the queue."""
+    path = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    with Worker("worker_jobs", path, torch=False) as one, Worker("worker_jobs", path, torch=False) as other:
+        queue = JobQueue([one, other], 60.0)
+        jobs = ["a", "crash", f"signal {signal.SIGKILL:d} {tmp_path}/once", f"signal {signal.SIGKILL:d}", "b"]
+        first, died, again, given_up, last = [one.result() for one in [queue.submit(job) for job in jobs]]
+        assert (first[0], last[0]) == ("did a", "did b") and again[0].startswith("did signal")
+        assert isinstance(died, WorkerError) and "SIGSEGV" in str(died) and given_up.killed
+        hanging, waiting = [queue.submit("hang") for _ in range(2)], queue.submit("c")
+        while not all(future.running() for future in hanging):
+            time.sleep(0.01)
+        start = time.monotonic()
+        queue.close()
+        assert time.monotonic() - start < 20 and waiting.cancelled() and all(future.result().killed for future in hanging)
+        queue = JobQueue([one, other], 60.0)  # the workers serve others afterwards
+        assert queue.submit("d").result()[0] == "did d"
+        queue.close()
+
+
+def test_a_job_of_a_queue_that_takes_too_long_is_ended() -> None:
+    path = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    with Worker("worker_jobs", path, torch=False) as worker:
+        worker.call("a", 60.0)
+        queue = JobQueue([worker], 1.0)
+        late, next_one = queue.submit("hang").result(), queue.submit("b").result()
+        assert late.kind == "timeout" and next_one[0] == "did b"
+        queue.close()

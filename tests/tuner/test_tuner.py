@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from im2win.tuner.cost_model import LEAST, Choice, CostModel
 from im2win.tuner.proposer import BATCH, Search
 from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import Progress, Session
+from im2win.tuner.tuning import _batches
 
 SMALL_KEY = str(SMALL)
 
@@ -230,6 +232,33 @@ def test_the_default_is_measured_whatever_the_log_holds(tmp_path: Path, machine:
     more = Session(SMALL, names(), machine, Log(tmp_path), 7, 0)
     [last] = more.next_batch()
     assert took(more, last, 3e-3) == rivals_now("cpu", "float32")
+
+
+def test_candidates_that_are_not_measured_yet_are_not_proposed_again(tmp_path: Path, machine: Machine) -> None:
+    """They count as trials, and the default tile among them as one that is tried."""
+    session = Session(SMALL, names(), machine, Log(tmp_path), 20, 0)
+    first = session.next_batch()
+    second = session.next_batch(first)
+    third = session.next_batch([*first, *second])
+    keys = [choice.key for choice in (*first, *second, *third)]
+    assert len(keys) == len(set(keys)) == 20 and session.default.key == keys[0]
+    assert session.next_batch([*first, *second, *third]) == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_batch_is_built_while_the_one_before_is_measured(tmp_path: Path, machine: Machine, ahead: bool) -> None:
+    """Where that disturbs no times; the session ends after the same number of trials."""
+    session = Session(SMALL, names(), machine, Log(tmp_path), 20, 0)
+    begun: list[Choice] = []
+    measurement: Any = SimpleNamespace(builds_ahead=ahead, start=lambda batch: begun.extend(one for one in batch if one not in begun))
+    sizes = []
+    for batch in _batches(session, measurement):
+        assert begun[: len(session.tried) + len(batch)][-len(batch) :] == batch
+        assert (len(begun) > len(session.tried) + len(batch)) == (ahead and len(session.tried) + len(batch) < 20)
+        for choice in batch:
+            took(session, choice, 1e-3)
+        sizes.append(len(batch))
+    assert sum(sizes) == 20 and len(sizes) > 2
 
 
 def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path, machine: Machine) -> None:

@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Any
 
@@ -149,11 +151,17 @@ class Worker:
         message = f"the process ended with {how}" + (f": {said[-1][:300]}" if said else "")
         return WorkerError("crashed", message, killed=-code in _FROM_OUTSIDE)
 
+    def kill(self) -> None:
+        """Kills the process and those that it started; who waits for a result sees how it ended."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.killpg(process.pid, signal.SIGKILL)  # the worker leads a session, so its process group has its id
+
     def close(self) -> None:
-        """Kills the process and those that it started."""
+        """Kills the process and those that it started, and lets go of what belongs to it."""
         if self._process is not None:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # the worker leads a session, so its process group has its id
+            self.kill()
             self._process.wait()
         for resource in (self._jobs, self._results, self._stderr):
             if resource is not None:
@@ -162,6 +170,56 @@ class Worker:
             os.close(self._life)
         self._life = None
         self._process = self._jobs = self._results = self._stderr = None
+
+
+class JobQueue:
+    """Jobs that workers run in the background while the caller does something else, one at a time on each.
+
+    Args:
+        workers: which nobody else uses before `close`; they serve other users afterwards.
+        timeout_s: seconds that a job may take.
+    """
+
+    def __init__(self, workers: Sequence[Worker], timeout_s: float) -> None:
+        self._workers, self._timeout_s, self._closed = workers, timeout_s, False
+        self._free: SimpleQueue[Worker] = SimpleQueue()
+        for worker in workers:
+            self._free.put(worker)
+        self._threads = ThreadPoolExecutor(max(1, len(workers)), "im2win-jobs")
+
+    def submit(self, job: Any) -> Future[Any]:
+        """Queues a job. Its result, or a `WorkerError` in the place of a missing one, is the future's.
+
+        A job whose process was killed from outside is run once more.
+        """
+        return self._threads.submit(self._run, job)
+
+    def _run(self, job: Any) -> Any:
+        worker = self._free.get()
+        try:
+            answer = self._answer(worker, job)
+            return self._answer(worker, job) if isinstance(answer, WorkerError) and answer.killed and not self._closed else answer
+        finally:
+            self._free.put(worker)
+
+    def _answer(self, worker: Worker, job: Any) -> Any:
+        worker.submit(job)
+        try:
+            return worker.result(self._timeout_s)
+        except WorkerError as error:
+            return error
+
+    def close(self) -> None:
+        """Drops what waits, ends the processes that are busy, and returns when all are."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        busy = set(self._workers)
+        with contextlib.suppress(Empty):
+            while True:
+                busy.discard(self._free.get_nowait())
+        for worker in busy:
+            worker.kill()
+        self._threads.shutdown()
 
 
 def as_ready(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Generator[tuple[int, Any]]:

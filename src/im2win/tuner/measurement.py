@@ -1,4 +1,4 @@
-"""Builds a session's candidates in parallel and measures them one at a time, in the processes of a worker pool."""
+"""Builds a session's candidates in parallel, in the background, and measures them one at a time, in the processes of a worker pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from im2win.common.temporary import TemporaryFolder
-from im2win.common.worker_pool import WorkerError, in_order
+from im2win.common.worker_pool import JobQueue, WorkerError
 from im2win.registry.interface import Kernel
 from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
@@ -30,14 +30,17 @@ class Measurement:
     """A session's jobs for its worker pool, and the temporary folder of the compiled libraries."""
 
     def __init__(self, session: Session, pool: Pool) -> None:
-        self.session, self.builders, self.runner, self.fleet = session, pool.builders, pool.runner, pool.fleet
+        self.session, self.runner, self.fleet = session, pool.runner, pool.fleet
+        self._builds = JobQueue(pool.builders, BUILD_S)
+        self._started: dict[Any, Future[Any]] = {}
         self.folder = TemporaryFolder("tune")
         self.libraries: dict[Any, Path] = {}
         self.kernels: dict[Any, Kernel | None] = {}
         self._serial = 0
 
     def close(self) -> None:
-        """Removes the libraries."""
+        """Ends what is still being built, and removes the libraries."""
+        self._builds.close()
         self.folder.cleanup()
 
     def _build_job(self, choice: Choice) -> BuildJob:
@@ -52,22 +55,33 @@ class Measurement:
         self.kernels[choice.key] = built.kernel
         return Outcome(built.outcome, built.message, undecided=built.undecided) if built.outcome != "ok" else None
 
+    @property
+    def builds_ahead(self) -> bool:
+        """Whether candidates are built while others are measured: by a GPU, or by a fleet. A CPU's times would be disturbed."""
+        return self.session.backend.target == "cuda" or self.fleet is not None
+
+    def start(self, batch: list[Choice]) -> None:
+        """Begins to build candidates, behind those that were begun before."""
+        for choice in batch:
+            if choice.key not in self._started:
+                self._started[choice.key] = self._builds.submit(self._build_job(choice))
+
     def each_built(
         self, batch: list[Choice], report: Callable[[int], None] = lambda built: None
     ) -> Iterator[tuple[Choice, Outcome | None]]:
         """Yields candidates in order as they are built, each with its outcome if the build failed.
 
-        A GPU measures a candidate while the CPUs build the next ones, and so do the workers of a fleet. A CPU measures nothing before the
-        whole batch is built. `report` is called with the number of candidates that are built.
+        A CPU measures nothing before the whole batch is built (`builds_ahead`). `report` is called with the number of candidates that are
+        built.
         """
         pairs = self._built(batch, report)
-        yield from pairs if self.session.backend.target == "cuda" or self.fleet is not None else list(pairs)
+        yield from pairs if self.builds_ahead else list(pairs)
 
     def _built(self, batch: list[Choice], report: Callable[[int], None]) -> Iterator[tuple[Choice, Outcome | None]]:
         report(0)
-        answers = in_order(self.builders, [self._build_job(choice) for choice in batch], BUILD_S)
-        for count, (choice, built) in enumerate(zip(batch, answers, strict=True), 1):
-            failed = self._failed(choice, built)
+        self.start(batch)
+        for count, choice in enumerate(batch, 1):
+            failed = self._failed(choice, self._started.pop(choice.key).result())
             report(count)
             yield choice, failed
 

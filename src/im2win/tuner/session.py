@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,26 +191,30 @@ class Session:
         """Whether the default tile was tried."""
         return any(choice.key == self.default.key for choice, _ in self.tried)
 
-    def next_batch(self) -> list[Choice]:
+    def next_batch(self, pending: Sequence[Choice] = ()) -> list[Choice]:
         """The candidates to try next; empty when the session is over.
 
         The default tile is tried first. If the log holds other trials but not this one, it is tried whatever their number. It is none of
         `trials` where its algorithm was not asked for. So are hints that were faster than all trials that the log holds: else a layer
         whose fastest kernels have changed would keep a slower one.
+
+        Args:
+            pending: candidates of earlier batches that are not measured yet.
         """
-        lacking = [*([] if self.met else [self.default]), *self._faster_before()]
-        left = self.trials - sum(choice.algorithm in self.names for choice in (*(choice for choice, _ in self.tried), *lacking))
+        begun = [choice for choice, _ in self.tried] + list(pending)
+        known = {choice.key for choice in begun}
+        lacking = [choice for choice in (self.default, *self._faster_before()) if choice.key not in known]
+        left = self.trials - sum(choice.algorithm in self.names for choice in (*begun, *lacking))
         if left <= 0 or self.stalled:
             return lacking
-        tried = [*self.tried, *((choice, math.inf) for choice in lacking)]
+        tried = [*self.tried, *((choice, math.inf) for choice in (*pending, *lacking))]
         return [*lacking, *self.search.propose(tried, min(max(BATCH, self.backend.workers) - len(lacking), left))]
 
     def _faster_before(self) -> list[Choice]:
-        """Untried hints whose records are faster than the best trial, of a session that resumes others."""
+        """Hints, other than the default tile, whose records are faster than the best trial, of a session that resumes others."""
         if not self.resumed or self.best is None:
             return []
-        tried = {choice.key for choice, _ in self.tried} | {self.default.key}
-        return [choice for choice, cost in self.hints if cost < self.best[1] and choice.key not in tried]
+        return [choice for choice, cost in self.hints if cost < self.best[1] and choice.key != self.default.key]
 
     def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
         """Stores an outcome in memory and in the log; `again` marks a second measurement of the same candidate.

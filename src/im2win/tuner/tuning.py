@@ -1,7 +1,7 @@
 """Runs a tuning session of a problem.
 
-Proposed candidates are built in parallel, measured one at a time (`tuner.measurement`) and recorded at once. What was measured while other
-work disturbed the machine is measured again (`tuner.baseline`).
+Proposed candidates are built in parallel, for a GPU while others are measured, measured one at a time (`tuner.measurement`) and recorded
+at once. What was measured while other work disturbed the machine is measured again (`tuner.baseline`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -213,7 +213,7 @@ def _tuned(
         measure: Any = partial(measure_batch, session, measurement, Baseline(lambda choice: measurement.run([choice])[0]))
         if fleet is not None:
             measure = SharedQueue(session, measurement, fleet).measure_batch
-        while batch := session.next_batch():
+        for batch in _batches(session, measurement):
             measure(
                 batch, HOPELESS, built=partial(_report_built, report, session, len(batch)),
                 tried=lambda choice: report(session.progress(choice.algorithm)),
@@ -223,6 +223,17 @@ def _tuned(
         _finals(session, measurement)
         _rematches(session, measurement)
     return _winner(session)
+
+
+def _batches(session: Session, measurement: Measurement) -> Iterator[list[Choice]]:
+    """The session's batches. Where that disturbs no times, each is proposed, and is being built, before the one before it is measured."""
+    batch = session.next_batch()
+    while batch:
+        measurement.start(batch)
+        following = session.next_batch(batch) if measurement.builds_ahead else []
+        measurement.start(following)
+        yield batch
+        batch = following if following and not session.stalled else session.next_batch()
 
 
 def check_arguments(trials: int, seed: int, accuracy: Accuracy, patience: int | None = None) -> None:
