@@ -61,6 +61,7 @@ def test_the_default_is_in_the_finals_however_slow_it_was(tmp_path: Path, machin
     assert session.best is not None and session.best[0] == session.default
 
 
+@pytest.mark.fault("candidates", "a candidate was timed in a quiet moment")
 def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Machine) -> None:
     """Finalists timed in a busy moment: who was not among them, and is now the best, meets them in another round."""
     session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 1.2e-3], [9e-3, *[2e-3] * 4, 2.5e-3])
@@ -71,6 +72,7 @@ def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Ma
     assert session.best is not None and session.best[0] != lucky
 
 
+@pytest.mark.fault("candidates", "a candidate was timed in a busy moment")
 def test_a_busy_moment_of_the_search_loses_no_finals(tmp_path: Path, machine: Machine) -> None:
     """Of candidates that were timed as slow, the two from which the model expects most are measured again."""
     session, measured = _held(tmp_path, machine, [9e-3, *[7e-3] * 3, *[1e-3] * 4], [9e-3, 7e-3, 5e-4, 7e-3, *[1e-3] * 4])
@@ -122,6 +124,7 @@ def test_what_the_first_process_drops_is_not_in_the_second(tmp_path: Path, machi
     measurement.close()
 
 
+@pytest.mark.fault("candidates", "a finalist crashes")
 def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path, machine: Machine) -> None:
     """The others keep their times."""
     session = Session(SMALL, names(), machine, Log(tmp_path), 3, 0)
@@ -190,6 +193,7 @@ def _says_the_same(session: Session, tmp_path: Path, machine: Machine) -> bool:
     return again.best[0] == session.best[0] and used.tile == session.best[0].tile.as_dict()
 
 
+@pytest.mark.fault("candidates", "a candidate is faster than a record by luck")
 @pytest.mark.parametrize(("rounds", "wins"), [
     ([(0.5, 1.0)], True), ([(1.0, 1.05)] * REMATCHES, True), ([(1.0, 1.05), (1.0, 0.99)], False), ([(1.02, 1.0)], False),
     ([(1.0, 1.02), (1.03, 1.05)], False), ([(1.0, 1.05), (1.0, 1.05), (1.04, 1.3)], True),
@@ -205,6 +209,7 @@ def test_a_record_is_replaced_by_what_wins_beyond_the_spread_of_processes(
     assert _says_the_same(session, tmp_path, machine)
 
 
+@pytest.mark.fault("records", "a record's time is of a busy day")
 def test_a_lead_over_an_old_record_alone_is_none(tmp_path: Path, machine: Machine) -> None:
     """Twice as fast as what was recorded on a busy day, and no faster side by side."""
     session, ran = _met(tmp_path, machine, [0.5], [(0.51, 0.5)])

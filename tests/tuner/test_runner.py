@@ -62,12 +62,14 @@ def test_the_right_answer_passes(bench: Any) -> None:
     assert message == "" and error is not None and error <= 1e-7
 
 
+@pytest.mark.fault("candidates", "a candidate's outputs are wrong")
 def test_a_wrong_answer_fails(bench: Any) -> None:
     wrong = check.copied(bench.expected)
     wrong[0, 0, 0, 0] += 10 * tolerance(bench.conv) * float(abs(bench.expected).max())
     assert "exceeds" in verify(bench, _writes(bench, wrong))[0]
 
 
+@pytest.mark.fault("candidates", "a candidate leaves outputs unwritten")
 def test_what_was_not_written_fails(bench: Any) -> None:
     def lazy() -> None:
         bench.output[0, 1:] = values(bench, bench.expected[0, 1:])
@@ -75,6 +77,7 @@ def test_what_was_not_written_fails(bench: Any) -> None:
     assert "64 elements of 1024 are NaN" in verify(bench, lazy)[0]
 
 
+@pytest.mark.fault("candidates", "a candidate writes out of bounds")
 @pytest.mark.parametrize("name", ["output", "data", "filter", "residual"])
 @pytest.mark.parametrize(("zone", "place"), [(0, -1), (1, 0), (0, 0), (1, -1)])
 @pytest.mark.parametrize("value", [np.nan, 0.0])
@@ -88,6 +91,7 @@ def test_writing_outside_fails(bench: Any, name: str, zone: int, place: int, val
     assert verify(bench, _writes(bench, bench.expected))[0] == "", "the guard is whole again"
 
 
+@pytest.mark.fault("candidates", "a candidate writes into its input")
 @pytest.mark.parametrize("name", ["data", "filter", "residual"])
 def test_writing_into_an_input_fails(bench: Any, name: str) -> None:
     def greedy() -> None:
@@ -98,6 +102,7 @@ def test_writing_into_an_input_fails(bench: Any, name: str) -> None:
     assert verify(bench, _writes(bench, bench.expected))[0] == ""
 
 
+@pytest.mark.fault("candidates", "a candidate reads beside a tensor")
 @pytest.mark.parametrize("name", ["data", "filter", "residual"])
 @pytest.mark.parametrize(("zone", "place"), [(0, -1), (1, 0), (0, -40), (1, 40)])
 @pytest.mark.parametrize("swallows", [None, np.fmax, np.fmin], ids=["sum", "fmax", "fmin"])
@@ -112,6 +117,7 @@ def test_reading_beside_a_tensor_fails(bench: Any, name: str, zone: int, place: 
     assert verify(bench, curious)[0] != "" or swallows is np.fmin  # fmin hides both: neither shows in any output
 
 
+@pytest.mark.fault("candidates", "a candidate leaves the right outputs of a run before")
 def test_right_values_that_a_run_before_left_do_not_help(bench: Any) -> None:
     """A kernel that keeps some outputs of its first run and never computes them again."""
     kept: list[Any] = []
@@ -125,6 +131,7 @@ def test_right_values_that_a_run_before_left_do_not_help(bench: Any) -> None:
     assert verify(bench, lazy)[0] != ""
 
 
+@pytest.mark.fault("candidates", "a candidate's outputs differ from run to run")
 def test_an_output_that_differs_from_run_to_run_fails(bench: Any) -> None:
     """By less than the tolerance."""
     runs: list[int] = []
@@ -136,6 +143,7 @@ def test_an_output_that_differs_from_run_to_run_fails(bench: Any) -> None:
     assert "another one in a second run" in verify(bench, fickle)[0]
 
 
+@pytest.mark.fault("candidates", "a candidate's sums are one off, which is less than a step of its outputs")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("out", ["uint8", "int8", "float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("depth", [1, 60])
@@ -174,6 +182,7 @@ def test_tensors_start_at_a_cache_line() -> None:
     assert all(buffer.tensor.ctypes.data % 64 == 0 and buffer.tensor.flags.c_contiguous for buffer in bench.buffers.values())
 
 
+@pytest.mark.fault("disks and folders", "the expected output cannot be kept")
 def test_the_next_process_of_a_session_finds_the_expected_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same problem and seed alone; a folder that cannot be written to costs time only."""
     conv = Conv2d(1, 4, 9, 9, 8, 3, layout="NHWC")
