@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from im2win.reconstruct.text_rules import ReconstructError
+
 DEEPEST = 120  # most levels of an expression, of which a bracket is two, a sign and a condition one; also of nested statements
 HIGHEST = 300  # most levels of an expression's tree, in which each further term of a sum is one
 
 
-class ExpressionError(ValueError):
+class ExpressionError(ReconstructError):
     """Text that is not an expression of the subset of C++ that TVM generates; the message quotes it."""
 
 
@@ -307,6 +309,8 @@ def text(expr: Expr) -> str:
             return str(value)
         case Name(name):
             return name
+        case Member(Number() as base, field):
+            return f"{text(base)} .{field}"  # "4.x" is a number
         case Member(base, field):
             return f"{text(base)}.{field}"
         case Index(base, index):

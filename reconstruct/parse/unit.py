@@ -177,7 +177,7 @@ class Unit:
         """Kernels by name, in source order.
 
         Raises:
-            ReconstructError: a parameter cannot be parsed, or two kernels have one name.
+            ReconstructError: a parameter cannot be parsed, two kernels have one name, or nothing closes a kernel's brackets.
         """
         text, found = blanked(self.source), dict[str, Kernel]()
         for match in _KERNEL.finditer(text):
@@ -241,7 +241,7 @@ def read(text: str) -> Unit:
     """Parses a source whose comments state its launches and workspaces.
 
     Raises:
-        ReconstructError: a launch names a kernel that the source does not define.
+        ReconstructError: a launch names a kernel that the source does not define, or nothing closes a kernel's brackets.
     """
     launches = tuple(_launch(match) for match in _LAUNCH.finditer(text))
     workspace = {match["name"]: (tuple(map(int, match["shape"].split())), match["dtype"]) for match in _WORKSPACE.finditer(text)}

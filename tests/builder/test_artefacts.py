@@ -33,6 +33,7 @@ def test_built_once(tmp_path: Path) -> None:
     assert_equal(CONV, op(tensors["data"], tensors["filter"], tensors["bias"]), oracle(CONV, **tensors))
 
 
+@pytest.mark.fault("libraries", "a cached library is broken")
 def test_a_broken_library_is_built_again(tmp_path: Path) -> None:
     machine, (algorithm, tile) = host(), default_tile(CONV, "direct/tiled", host())
     name, _ = Artefacts(tmp_path).get(CONV, algorithm, tile, machine)
@@ -45,6 +46,7 @@ def test_a_broken_library_is_built_again(tmp_path: Path) -> None:
         assert fresh.built == 1 and fresh.find(name) is not None
 
 
+@pytest.mark.fault("disks and folders", "the cache cannot be written")
 def test_a_folder_that_cannot_be_written_costs_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache, (algorithm, tile) = Artefacts(tmp_path / "file"), default_tile(CONV, "direct/tiled", host())
@@ -53,6 +55,7 @@ def test_a_folder_that_cannot_be_written_costs_a_note(tmp_path: Path, caplog: py
     assert op.conv == CONV and cache.built == 1 and "the next process builds again" in caplog.text
 
 
+@pytest.mark.fault("disks and folders", "the cache belongs to someone else")
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files to another user")
 def test_operators_of_another_user_are_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     machine, (algorithm, tile) = host(), default_tile(CONV, "direct/tiled", host())

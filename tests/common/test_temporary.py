@@ -45,6 +45,7 @@ def test_it_is_gone_at_its_end(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.fault("processes", "a killed tuner's folder stays")
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     """A folder that is held, whatever its age; of another purpose or name; a link; and one whose maker may be about to lock it."""
     other = [tmp_path / name for name in ("im2win-tune-abc", "im2win-model-held-x", "im2win-tune-held-young")]
@@ -68,6 +69,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
         assert sorted(tmp_path.iterdir()) == sorted([*other, link, Path(name)])
 
 
+@pytest.mark.fault("processes", "the tuner is asked to end")
 def test_a_tuner_that_is_asked_to_end_leaves_nothing(tmp_path: Path) -> None:
     words = ["tune", "n1-c64x28x28-k64x3x3-p1", "--trials", "64", "--logs", str(tmp_path / "logs")]
     with subprocess.Popen([sys.executable, "-m", "im2win", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -97,6 +97,7 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(alone.builders) == 16
 
 
+@pytest.mark.fault("processes", "a ranking process dies")
 @pytest.mark.slow
 def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
@@ -143,6 +144,8 @@ def test_who_stops_asking_leaves_no_answer_behind() -> None:
     assert (first[0], last[0]) == ("did e", "did f") and isinstance(died, WorkerError) and "SIGSEGV" in str(died)
 
 
+@pytest.mark.fault("processes", "the measuring process is killed once")
+@pytest.mark.fault("candidates", "a candidate ends by a real-time signal")
 def test_a_job_that_was_killed_from_outside_is_run_once_more(tmp_path: Path) -> None:
     """Alone and among others; a job whose process is killed each time is given up, and one that crashes by itself at once."""
     once = f"signal {signal.SIGKILL:d} {tmp_path}"

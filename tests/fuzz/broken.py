@@ -20,10 +20,12 @@ import broken_cuda  # noqa: E402
 from broken_campaign import Job, counts, judged  # noqa: E402
 from worker_broken import Verdict  # noqa: E402
 
+from im2win.bench.cpu import commit, versions  # noqa: E402
 from im2win.bench.source import digests  # noqa: E402
 from im2win.common.files import replace_json  # noqa: E402
 from im2win.device.cpu import Machine  # noqa: E402
 from im2win.records.record import utc_now  # noqa: E402
+from im2win.studies.entries import BROKEN, SCHEMA  # noqa: E402
 
 
 def note(job: Job, verdict: Verdict) -> None:
@@ -40,7 +42,8 @@ def main() -> int:
     options = parser.parse_args()
     sources = {"cpu": broken_cpu.injected, "cuda": broken_cuda.injected}
     result = {
-        "study": "broken-kernels", "schema": 1, "device": Machine.host().name, "date": utc_now(), "digests": digests("cpu"), "targets": {},
+        "study": BROKEN, "schema": SCHEMA, "device": Machine.host().name, "date": utc_now(), "commit": commit(), "versions": versions(),
+        "digests": digests("cpu"), "targets": {},
     }  # fmt: skip
     for target in [options.target] if options.target else list(sources):
         result["targets"][target] = found = counts(judged(sources[target](), note))

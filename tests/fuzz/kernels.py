@@ -5,9 +5,13 @@
     python tests/fuzz/kernels.py --seed 3 --replay 417                   one case, in a process of its own
     python tests/fuzz/kernels.py --case '{"target": "cpu", ...}'         a failure's case, as the file holds it
 
+    python tests/fuzz/kernels.py --processes 30 --batch 20 --json benchmarks/studies/DEVICE/fuzz-cpu.json        a result to commit
+
 A case is a random valid problem (every size, epilogue, layout and element type) with a schedule that computes it, a legal tile of the
-schedule's space or beyond it, and a machine. The file holds the seed, how far the campaign is, what the cases had, and every failure
-with its case and the command that replays it. The exit status is 1 if there are failures.
+schedule's space or beyond it, and a machine. It follows from seed and index, whatever the number of processes. The file holds the seed,
+how far the campaign is, what the cases had, every failure with its case and the command that replays it, the machine, versions and digests
+of the source. `im2win report docs/faults.md` makes a table of the files in benchmarks/studies. A process takes one core, and a second one
+at times, since half of a CPU's kernels run on two threads. The exit status is 1 if there are failures.
 """
 
 from __future__ import annotations

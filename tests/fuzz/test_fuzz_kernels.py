@@ -18,7 +18,9 @@ from fuzz_cases import drawn, element_types
 from fuzz_jobs import Case, Job
 from paths import ROOT
 
+from im2win.device.cpu import Machine
 from im2win.registry.schedules import SCHEDULES
+from im2win.reports import tables
 from im2win.spec.activations import ACTIVATIONS, activation_of
 from im2win.spec.conv2d import Conv2d
 
@@ -39,6 +41,10 @@ def test_a_small_campaign(tmp_path: Path, target: str) -> None:
     assert sum(count for word, count in state.covered.items() if word.startswith("schedule ")) == 12
     held = json.loads((tmp_path / "state.json").read_text())
     assert held["study"] == "fuzz" and held["digests"]["target"] == target and held["covered"] == state.covered
+    assert held["gpu"] == ("nvidia-h200" if target == "cuda" else "") and held["device"] == Machine.host().name and held["cpu_s"] > 1
+    assert held["digests"]["campaign"] and "apache-tvm" in held["versions"]
+    filled = tables.fill("<!-- table:fuzz -->\n<!-- /table -->", {}, [held])
+    assert f"| `{held['device']}` | 12 |" in filled
 
 
 def test_an_index_names_its_case() -> None:
@@ -111,6 +117,16 @@ def test_a_killed_campaign_goes_on(tmp_path: Path, faults: pytest.MonkeyPatch) -
     assert run(path, "cpu", 16, size=4, module=module).outcomes == state.outcomes
 
 
+def test_the_result_depends_on_no_number_of_processes(tmp_path: Path, faults: pytest.MonkeyPatch) -> None:
+    """Many more than there are batches at the end, too."""
+    faults.setenv("FAULTS", json.dumps({"2": "crash"}))
+    held = []
+    for processes in (1, 30):
+        state = run(tmp_path / f"{processes}.json", "cpu", 6, size=2, processes=processes, limits=QUICK, module="worker_fuzz_faults")
+        held.append((state.outcomes, state.failures, state.next, state.beyond))
+    assert held[0] == held[1]
+
+
 def test_a_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     State.begun(path, "cpu", 0, 4).save(path)
@@ -118,6 +134,9 @@ def test_a_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
         State.begun(path, "cpu", 1, 4)
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "digests": {}}))
+    with pytest.raises(StateError, match="`digests`"):
+        State.begun(path, "cpu", 0, 4)
+    path.write_text(json.dumps({**values, "digests": {**values["digests"], "campaign": "0"}}))
     with pytest.raises(StateError, match="`digests`"):
         State.begun(path, "cpu", 0, 4)
 

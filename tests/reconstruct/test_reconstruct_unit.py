@@ -41,7 +41,8 @@ def test_expressions_have_cs_values(expression: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["(&(s[(i * 4)]))", "*(float4*)(s + (i * 4))", "im2win::copy_async<16>((&(s[1])), (&(d[2])), ((0 <= i) && (i < 3)))", "((int*)s)[3].x"],
+    ["(&(s[(i * 4)]))", "*(float4*)(s + (i * 4))", "im2win::copy_async<16>((&(s[1])), (&(d[2])), ((0 <= i) && (i < 3)))", "((int*)s)[3].x",
+     "4 .x", "f(4 .x)[1].y"],
 )
 def test_expressions_with_memory_are_written_as_they_were_read(expression: str) -> None:
     tree = parse(expression)
@@ -52,6 +53,15 @@ def test_expressions_with_memory_are_written_as_they_were_read(expression: str) 
 def test_what_is_no_expression(expression: str) -> None:
     with pytest.raises(ExpressionError, match="not an expression that is understood"):
         parse(expression)
+
+
+def test_a_broken_source_is_the_reconstructors_error() -> None:
+    """Whatever the parser says of it."""
+    launch = "// launch: k(x, 3) grid 2 1 1 block 32 1 1 dynamic 0\n"
+    with pytest.raises(ReconstructError, match="a bracket that nothing closes"):
+        read(launch + KERNEL.rstrip("}\n"))
+    with pytest.raises(ReconstructError, match="not an expression that is understood"):
+        parse("a +")
 
 
 NESTED = {

@@ -69,6 +69,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.fault("records", "a record is broken")
 @pytest.mark.parametrize(("line", "reason"), BROKEN.items())
 def test_a_broken_line_costs_that_line_only(log: Log, line: bytes, reason: str) -> None:
     path = log.path(CONV, DEVICE)
@@ -83,6 +84,7 @@ def test_a_broken_line_costs_that_line_only(log: Log, line: bytes, reason: str) 
         assert reason in problem.reason
 
 
+@pytest.mark.fault("records", "a record's time was edited")
 def test_an_edited_time_is_never_the_best(log: Log) -> None:
     """The record that claims a picosecond, and the one that claims what could be true, are lines that cannot be read."""
     fill(log, ok(3e-3), ok(2e-3, trial=1), ok(4e-3, trial=2))
@@ -110,6 +112,7 @@ def test_lines_of_before_checksums_are_read_and_written_with_one(log: Log) -> No
     assert all("checksum" in json.loads(line) for line in lines)
 
 
+@pytest.mark.fault("records", "a record is truncated")
 def test_a_truncated_last_line_does_not_swallow_the_next(log: Log) -> None:
     whole = (ok().to_line() + "\n").encode()
     path = log.path(CONV, DEVICE)
@@ -122,6 +125,7 @@ def test_a_truncated_last_line_does_not_swallow_the_next(log: Log) -> None:
         assert [problem.line_number for problem in log.problems] == ([2] if 0 < cut < len(whole) - 1 else [])
 
 
+@pytest.mark.fault("records", "a record is of another layer or device")
 def test_foreign_files_are_left_alone(log: Log) -> None:
     fill(log, ok())
     for name in ("README.md", ".n1-c1x1x1-k1x1x1.jsonl.tmp", "n1-c1x1x1-k1x1x1.json", "notes.jsonl", "n1-c1x1x1-k1x1x1-s1.jsonl"):
@@ -173,6 +177,7 @@ def test_a_path_that_nobody_can_write() -> None:
         Log("/proc/im2win").append(ok())
 
 
+@pytest.mark.fault("disks and folders", "the log's folder is read-only")
 def test_a_read_only_folder(log: Log) -> None:
     fill(log, ok())
     (log.folder / DEVICE).chmod(0o555)
@@ -188,6 +193,7 @@ def test_a_read_only_folder(log: Log) -> None:
         (log.folder / DEVICE).chmod(0o755)
 
 
+@pytest.mark.fault("disks and folders", "the log's disk is full")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk(log: Log) -> None:
     path = log.path(CONV, DEVICE)
@@ -197,6 +203,7 @@ def test_a_full_disk(log: Log) -> None:
         log.append(ok())
 
 
+@pytest.mark.fault("disks and folders", "the log's disk fills up within a line")
 def test_a_disk_that_fills_up_within_a_line_leaves_nothing_of_it(log: Log) -> None:
     resource = pytest.importorskip("resource")
     fill(log, ok())
@@ -211,6 +218,7 @@ def test_a_disk_that_fills_up_within_a_line_leaves_nothing_of_it(log: Log) -> No
     assert log.path(CONV, DEVICE).read_bytes() == before
 
 
+@pytest.mark.fault("disks and folders", "another process holds the log's lock")
 def test_a_lock_that_stays_taken(log: Log) -> None:
     hurried = Log(log.folder, lock_timeout_s=0.05)
     with log._locked(DEVICE):
@@ -251,6 +259,7 @@ def _append_for_ever(folder: str, seed: int, done: Connection) -> None:
         done.send(trial)
 
 
+@pytest.mark.fault("processes", "a writer is killed within a line")
 def test_a_killed_writer_loses_no_record_that_was_written(log: Log) -> None:
     chance = random.Random(0)
     for seed in range(5):
@@ -336,6 +345,7 @@ def test_prune_more_than_one_one_device_and_records_that_do_not_compete(log: Log
         log.prune(0)
 
 
+@pytest.mark.fault("disks and folders", "pruning fails half-way")
 def test_a_prune_that_fails_leaves_the_file_whole(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     _crowd(log)
     path = log.path(CONV, DEVICE)

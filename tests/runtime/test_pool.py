@@ -73,6 +73,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CONV).export(tmp_path_factory.mktemp("pool") / "conv.so")
 
 
+@pytest.mark.fault("compilers and devices", "a process forks after a kernel was loaded")
 def test_a_child_of_a_fork_computes(library: Path) -> None:
     code = """
 want = op(x, w)

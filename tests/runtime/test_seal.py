@@ -54,6 +54,7 @@ def test_the_seal_is_one_line_behind_the_library(layer: Path, tmp_path: Path) ->
     assert is_sealed(other.read_bytes(), {"a": 1}) and len(other.read_bytes()) == len(content)
 
 
+@pytest.mark.fault("libraries", "a manifest was changed")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

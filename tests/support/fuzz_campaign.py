@@ -16,6 +16,7 @@ from typing import Any
 
 from fuzz_jobs import Answer, Job, Target
 
+from im2win.bench.cpu import commit, versions
 from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.common.json_text import parsed
@@ -23,11 +24,20 @@ from im2win.common.worker_pool import Worker, WorkerError
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
 from im2win.records.record import utc_now
+from im2win.registry.sources import combined
+from im2win.studies.entries import FUZZ, SCHEMA
 
-STUDY, SCHEMA = "fuzz", 1
 SUPPORT = Path(__file__).parent
+CAMPAIGN = "campaign"  # in `digests`: of the source that draws cases and compares outputs
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of numpy, of which many processes run
 DIED = ("crashed", "timeout")
 RIGHT = ("equal", "close", "refused")
+
+
+def campaign_digest() -> str:
+    """Digest of the source that draws cases, runs them and compares outputs."""
+    names = ("fuzz_cases", "fuzz_worker", "oracle", "schedules_dot", "emulated")
+    return combined((SUPPORT / f"{name}.py").read_text(encoding="utf-8") for name in names)
 
 
 class StateError(ValueError):
@@ -43,7 +53,9 @@ class State:
         next: all indices below are done. beyond: first indices of batches that are done behind it.
         outcomes: how many cases ended how. covered: how many cases had what, by the words of `fuzz_cases.words`.
         failures: a mapping for each failed case: index, kind, message, case, replay (the command that runs it again).
-        peak_bytes: largest resident memory of a process.
+        peak_bytes: largest resident memory of a process, or of a compiler that it ran. cpu_s: processor time of all of them, seconds.
+        device, brand: the CPU's name and model; the emulator runs on it, too. gpu: the GPU whose kernels are emulated; "" on a CPU.
+        versions, commit, digests: as other studies hold them, and the digest `CAMPAIGN`.
     """
 
     target: Target
@@ -56,10 +68,15 @@ class State:
     covered: dict[str, int] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     peak_bytes: int = 0
+    cpu_s: float = 0.0
     device: str = ""
+    brand: str = ""
+    gpu: str = ""
     date: str = ""
+    commit: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    study: str = STUDY
+    study: str = FUZZ
     schema: int = SCHEMA
 
     def save(self, path: Path) -> None:
@@ -73,11 +90,13 @@ class State:
         Raises:
             StateError: the file is that of another campaign, or of other source: what it counts was not found by today's.
         """
-        facts = {"device": H200.name if target == "cuda" else Machine.host().name, "digests": digests(target)}
+        host = Machine.host()
+        facts: dict[str, Any] = {"device": host.name, "brand": host.brand, "gpu": H200.name if target == "cuda" else ""}
+        facts |= {"versions": versions(), "digests": {**digests(target), CAMPAIGN: campaign_digest()}}
         if not path.exists():
-            return cls(target, seed, batch, date=utc_now(), **facts)
+            return cls(target, seed, batch, date=utc_now(), commit=commit(), **facts)
         values = parsed(path.read_text(encoding="utf-8"))
-        for name, wanted in ({"study": STUDY, "schema": SCHEMA, "target": target, "seed": seed, "batch": batch} | facts).items():
+        for name, wanted in ({"study": FUZZ, "schema": SCHEMA, "target": target, "seed": seed, "batch": batch} | facts).items():
             if not isinstance(values, dict) or values.get(name) != wanted:
                 held = values.get(name) if isinstance(values, dict) else None
                 raise StateError(f"{path}: `{name}` (={held!r}) must be {wanted!r} to go on; remove the file, or name another one.")
@@ -96,7 +115,7 @@ class State:
         for index, answer in zip(indices, answers, strict=True):
             outcomes[answer.outcome] += 1
             covered.update(words(answer.case) if answer.case is not None else ())
-            self.peak_bytes = max(self.peak_bytes, answer.peak_bytes)
+            self.peak_bytes, self.cpu_s = max(self.peak_bytes, answer.peak_bytes), round(self.cpu_s + answer.cpu_s, 2)
             if answer.outcome not in RIGHT:
                 self.failures.append(self._failure(index, answer))
         self.outcomes, self.covered = dict(sorted(outcomes.items())), dict(sorted(covered.items()))
@@ -126,7 +145,7 @@ class Limits:
 def isolated(folder: Path, module: str) -> Worker:
     """A process for cases whose temporary files and caches lie in a folder."""
     paths = [str(SUPPORT), *(path for path in sys.path if path)]
-    own = {"TMPDIR": str(folder), "IM2WIN_CACHE": str(folder / "cache"), "IM2WIN_LOGS": str(folder / "logs")}
+    own = {"TMPDIR": str(folder), "IM2WIN_CACHE": str(folder / "cache"), "IM2WIN_LOGS": str(folder / "logs"), **ONE_THREAD}
     return Worker(module, {"PYTHONPATH": os.pathsep.join(paths), **own}, torch=False)
 
 

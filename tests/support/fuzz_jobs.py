@@ -59,10 +59,12 @@ class Answer:
     Attributes:
         outcome: "equal", "close", "refused"; "wrong", or "error" where no output came; of a process that died "crashed" or "timeout".
         message: what is wrong.
-        peak_bytes: largest resident memory of the process so far.
+        peak_bytes: largest resident memory of the process so far, or of a compiler that it ran.
+        cpu_s: seconds of processor time since the answer before, or since the process began; of compilers, too.
     """
 
     outcome: str
     case: Case | None = None
     message: str = ""
     peak_bytes: int = 0
+    cpu_s: float = 0.0

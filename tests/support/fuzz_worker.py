@@ -11,6 +11,8 @@ from fuzz_jobs import Answer, Job
 
 from im2win.common.worker_pool import serve
 
+_spent = [0.0]  # seconds of processor time until the last answer
+
 
 def handle(job: Job) -> Answer:
     """Runs a job's case."""
@@ -23,7 +25,9 @@ def handle(job: Job) -> Answer:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         outcome, message = "error", f"{type(error).__name__}: {str(error)[:1500]} ({place.name}, line {place.lineno})"
-    return Answer(outcome, case, message, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    before, _spent[0] = _spent[0], sum(one.ru_utime + one.ru_stime for one in used)
+    return Answer(outcome, case, message, max(one.ru_maxrss for one in used) * 1024, _spent[0] - before)
 
 
 def main(job_fd: int, result_fd: int) -> None:

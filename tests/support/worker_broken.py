@@ -22,7 +22,8 @@ from im2win.runtime.tensors import aligned, argument
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL
-from im2win.tuner.runners.cpu import Bench, Candidate, Kernel, forget, verify
+from im2win.tuner.runners.check import forget
+from im2win.tuner.runners.cpu import Bench, Candidate, Kernel, checked
 
 SEED = 11
 ORDERS = range(12)  # seeds of the emulator
@@ -71,9 +72,9 @@ class Judge:
             if fingerprint == right_fingerprint and not isinstance(pack, WrongPack):
                 return Verdict("equivalent", "the same program")
         try:
-            bench = Bench(conv, SEED)
-            kernel = Kernel(bench, Candidate(path, pack))
-            message, _ = verify(bench, kernel)
+            bench, candidate = Bench(conv, SEED), Candidate(path, pack)
+            kernel = Kernel(bench, candidate)
+            message, _ = checked(bench, kernel, candidate, unit=True)
             forget(bench, kernel)  # as the tuner does
             if message or isinstance(job, int):
                 return Verdict("caught" if message else "ok", message)

@@ -70,6 +70,7 @@ def test_a_quiet_machine_measures_each_candidate_once(tmp_path: Path, machine: M
     assert len(Log(tmp_path).read(SMALL, machine.name)) == 6 and milliseconds(session) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.fault("compilers and devices", "other work disturbs the machine")
 def test_candidates_of_a_busy_moment_are_measured_again(tmp_path: Path, machine: Machine) -> None:
     """The second batch, all of it or its end, is disturbed: the times that count are those of the quiet machine afterwards."""
     for start, end in ((5, 9), (7, 9), (4, 7)):
@@ -109,6 +110,7 @@ def test_a_baseline_that_fails_says_nothing(machine: Machine, tmp_path: Path) ->
     baseline.accept()
 
 
+@pytest.mark.fault("candidates", "a candidate is wrong when it is measured again")
 def test_what_is_wrong_when_measured_again_is_no_candidate(tmp_path: Path, machine: Machine) -> None:
     session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
     measurement: Any = _Noisy(session, lambda place: 2.0 if place == 3 else 1.0)

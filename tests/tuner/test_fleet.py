@@ -133,6 +133,7 @@ def test_a_worker_serves_the_next_tuner(started: Processes, port: int, key: str,
             assert ok_s(measure(fleet, "ok 2.0")) == [2.0]
 
 
+@pytest.mark.fault("fleets", "a worker joins late")
 def test_a_late_worker_joins_a_run(started: Processes, port: int, key: str, measure: Measure) -> None:
     started.worker(port, key, **FAKE)
     with gathered(port, key) as fleet:
@@ -145,6 +146,7 @@ def test_a_late_worker_joins_a_run(started: Processes, port: int, key: str, meas
 # --- faults of workers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("fleets", "a worker dies")
 def test_a_worker_that_dies_costs_its_job_and_not_the_run(started: Processes, port: int, key: str, measure: Measure) -> None:
     pids = [started.worker(port, key, **FAKE)[0] for _ in range(2)]
     with gathered(port, key, 2) as fleet:
@@ -155,6 +157,7 @@ def test_a_worker_that_dies_costs_its_job_and_not_the_run(started: Processes, po
         assert len(fleet.workers) == 1
 
 
+@pytest.mark.fault("fleets", "a worker hangs")
 def test_a_worker_that_is_stopped_is_given_up(started: Processes, port: int, key: str, measure: Measure) -> None:
     """It hangs with its connection open. When it goes on, its answer is nobody's."""
     pids = [started.worker(port, key, **FAKE)[0] for _ in range(2)]
@@ -168,6 +171,7 @@ def test_a_worker_that_is_stopped_is_given_up(started: Processes, port: int, key
         assert ok_s(measure(fleet, "ok 1.0")) == [1.0]
 
 
+@pytest.mark.fault("fleets", "a worker lies")
 def test_a_worker_that_lies_is_found_out_and_dropped(
     started: Processes, port: int, key: str, measure: Measure, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_worker_that_lies_is_found_out_and_dropped(
     assert "it calls a candidate right, and its output differs from the reference by" in caplog.text
 
 
+@pytest.mark.fault("fleets", "a worker accuses right candidates")
 def test_a_worker_that_accuses_is_contradicted(started: Processes, port: int, key: str, measure: Measure) -> None:
     """What speaks against a candidate counts when a second worker finds the same."""
     started.worker(port, key, **FAKE, environment={"BEHAVIOUR": "accuse"})
@@ -197,6 +202,7 @@ def test_a_worker_that_accuses_is_contradicted(started: Processes, port: int, ke
         assert measure(fleet, "wrong").result(30).outcomes()[0].outcome == "wrong"
 
 
+@pytest.mark.fault("fleets", "a worker answers with rubbish")
 def test_an_answer_that_is_none_is_a_fault(started: Processes, port: int, key: str, measure: Measure) -> None:
     started.worker(port, key, **FAKE)
     started.worker(port, key, **FAKE, environment={"BEHAVIOUR": "rubbish"})
@@ -205,6 +211,7 @@ def test_an_answer_that_is_none_is_a_fault(started: Processes, port: int, key: s
         assert sum(fleet.faults.values()) >= 1
 
 
+@pytest.mark.fault("fleets", "all workers are gone")
 def test_without_workers_a_run_ends_and_says_what_to_do(started: Processes, port: int, key: str, measure: Measure) -> None:
     pid, _ = started.worker(port, key, **FAKE)
     with gathered(port, key, wait_s=2.0) as fleet:
@@ -245,6 +252,7 @@ def test_the_workers_time_limit_holds_whatever_the_tuner_says(started: Processes
 # --- who may talk to whom --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("fleets", "a worker of another device")
 def test_device_models_never_mix(started: Processes, port: int, key: str, caplog: pytest.LogCaptureFixture) -> None:
     """Two models are two keys at the tracker; of one model but for a smaller cache, the second worker is refused and told so."""
     other = {**FAKE, "device": {**FAKE["device"], "brand": "Other CPU"}}
@@ -262,6 +270,7 @@ def test_device_models_never_mix(started: Processes, port: int, key: str, caplog
         assert fleet.device.brand == "Other CPU"
 
 
+@pytest.mark.fault("fleets", "a tuner with another secret")
 def test_a_secret_opens_both_sides(started: Processes, port: int, key: str, measure: Measure, caplog: pytest.LogCaptureFixture) -> None:
     _, log = started.worker(port, key, **FAKE, secret=SECRET)
     with caplog.at_level(logging.WARNING, "im2win.fleet"):
@@ -273,6 +282,7 @@ def test_a_secret_opens_both_sides(started: Processes, port: int, key: str, meas
         assert ok_s(measure(fleet, "ok 1.0")) == [1.0]
 
 
+@pytest.mark.fault("fleets", "an upload that is too large")
 def test_too_large_an_upload_is_refused_before_it_is_read(started: Processes, port: int, key: str, measure: Measure) -> None:
     """By the tuner, which knows the limit; and by the worker, where a tuner does not care. It goes on afterwards."""
     _, log = started.worker(port, key, **FAKE, limits={"upload_bytes": 4000})
@@ -300,12 +310,14 @@ def test_too_large_an_upload_is_refused_before_it_is_read(started: Processes, po
 FAKE_NAME = DEVICE.name
 
 
+@pytest.mark.fault("fleets", "a problem that is too large")
 def test_a_problem_beyond_a_workers_memory_is_refused(started: Processes, port: int, key: str, measure: Measure) -> None:
     started.worker(port, key, **FAKE, limits={"tensor_bytes": 1000})
     with gathered(port, key, wait_s=1.0) as fleet, pytest.raises(FleetError, match="take 20096 bytes, and this worker takes up to 1000"):
         measure(fleet, "ok 1.0").result(30)
 
 
+@pytest.mark.fault("fleets", "strangers connect")
 def test_strangers_do_not_disturb_a_worker(started: Processes, port: int, key: str, measure: Measure) -> None:
     """A port scanner, TVM's own client, one without a valid match key, and one that takes the worker from the tracker and never comes."""
     _, log = started.worker(port, key, **FAKE, secret=SECRET)
@@ -332,6 +344,7 @@ def test_strangers_do_not_disturb_a_worker(started: Processes, port: int, key: s
         assert ok_s(measure(fleet, "ok 1.0")) == [1.0]
 
 
+@pytest.mark.fault("fleets", "the tracker goes")
 def test_a_tracker_that_goes_leaves_a_run_alone(started: Processes, key: str, measure: Measure) -> None:
     port = started.tracker()
     pid = started.pids[-1]
@@ -413,6 +426,7 @@ def test_frames_are_checked() -> None:
         end.close()
 
 
+@pytest.mark.fault("fleets", "messages that were altered, repeated or reflected")
 @pytest.mark.parametrize("change", ["flip", "repeat", "reflect"])
 def test_a_frame_that_was_altered_repeated_or_sent_back_is_refused(change: str) -> None:
     tuner, worker = _pair()
@@ -453,6 +467,7 @@ def test_both_sides_of_a_greeting_must_know_the_secret() -> None:
         assert not proves(proof(b"s", "tuner", "m", "n"), changed[0].encode(), *changed[1:])
 
 
+@pytest.mark.fault("fleets", "an impostor for a worker")
 def test_a_worker_that_cannot_prove_itself_gets_nothing() -> None:
     one, other = socket.socketpair()
 
@@ -627,6 +642,7 @@ def test_bad_options_are_one_line(command: Callable[..., Any], words: list[str],
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("fleets", "two workers die and one lies in a run with kernels")
 def test_a_run_survives_two_dead_workers_and_a_liar(started: Processes, port: int, key: str, tmp_path: Path) -> None:
     """Four workers with real kernels. Two are killed and one lies in mid-run: no trial is lost, and nothing that the liar says is kept."""
     honest = [started.worker(port, key)[0] for _ in range(3)]
@@ -698,6 +714,7 @@ def test_more_workers_take_less_time(started: Processes, port: int, key: str, me
     assert seconds[1] / seconds[2] >= 1.8 and seconds[1] / seconds[4] >= 3.2
 
 
+@pytest.mark.fault("fleets", "workers die, hang and lie at random")
 @pytest.mark.slow
 def test_a_fleet_in_chaos_does_every_job_once(started: Processes, port: int, key: str, measure: Measure) -> None:
     """Workers are killed and stopped at random, liars among them, and others take their places: every job has its right result."""

@@ -9,61 +9,180 @@ import numpy as np
 import pytest
 from sessions import SMALL
 
-from im2win.numerics.reference import error
+from im2win.numerics.reference import error, reference
 from im2win.numerics.tolerance import tolerance
+from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec.conv2d import Conv2d
-from im2win.tuner.runners.cpu import FEWEST, GUARD, Bench, Measurer, Outcome, RunJob, verify
+from im2win.tuner.runners import check
+from im2win.tuner.runners.cpu import FEWEST, Bench, Measurer, Outcome, RunJob
+
+REQUANTISED = Conv2d(2, 6, 7, 7, 8, 3, padding=1, dtype="uint8", out_dtype="uint8", zero_point=128, out_zero_point=4, bias=True)
+"""Outputs are the same for some hundred sums in turn, where scales are those of `typed_tensors`."""
 
 
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(SMALL.with_(residual=True), seed=3)
+def bench_of(device: str, conv: Conv2d, **how: Any) -> Any:
+    """A bench of a CPU's runner, or of a GPU's on PyTorch's CPU tensors."""
+    if device == "cpu":
+        return Bench(conv, 3, **how)
+    pytest.importorskip("torch")
+    from im2win.tuner.runners import cuda
+
+    class Here(cuda.Bench):
+        device = "cpu"
+
+        def wait(self) -> None:
+            """Nothing runs elsewhere."""
+
+    return Here(conv, 3, **how)
 
 
-def _writes(bench: Bench, values: Any) -> Any:
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def bench(request: pytest.FixtureRequest) -> Any:
+    return bench_of(request.param, SMALL.with_(residual=True))
+
+
+def values(bench: Any, array: Any) -> Any:
+    """What a kernel that computes `array` would store: values of the output's type, of the bench's kind of array."""
+    return array.astype(bench.output.dtype) if isinstance(array, np.ndarray) else array.to(bench.output.dtype)
+
+
+def verify(bench: Any, kernel: Any) -> tuple[str, float | None]:
+    return check.verify(bench, kernel, tolerance(bench.conv))
+
+
+def _writes(bench: Any, array: Any) -> Any:
     def kernel() -> None:
-        bench.output[...] = values
+        bench.output[...] = values(bench, array)
 
     return kernel
 
 
-def test_the_right_answer_passes(bench: Bench) -> None:
+def test_the_right_answer_passes(bench: Any) -> None:
     message, error = verify(bench, _writes(bench, bench.expected))
     assert message == "" and error is not None and error <= 1e-7
 
 
-def test_a_wrong_answer_fails(bench: Bench) -> None:
-    wrong = bench.expected.copy()
-    wrong[0, 0, 0, 0] += 10 * tolerance(bench.conv) * np.abs(bench.expected).max()
+@pytest.mark.fault("candidates", "a candidate's outputs are wrong")
+def test_a_wrong_answer_fails(bench: Any) -> None:
+    wrong = check.copied(bench.expected)
+    wrong[0, 0, 0, 0] += 10 * tolerance(bench.conv) * float(abs(bench.expected).max())
     assert "exceeds" in verify(bench, _writes(bench, wrong))[0]
 
 
-def test_what_was_not_written_fails(bench: Bench) -> None:
+@pytest.mark.fault("candidates", "a candidate leaves outputs unwritten")
+def test_what_was_not_written_fails(bench: Any) -> None:
     def lazy() -> None:
-        bench.output[0, 1:] = bench.expected[0, 1:]
+        bench.output[0, 1:] = values(bench, bench.expected[0, 1:])
 
     assert "64 elements of 1024 are NaN" in verify(bench, lazy)[0]
 
 
-@pytest.mark.parametrize("place", [GUARD - 1, -GUARD])
-def test_writing_outside_fails(bench: Bench, place: int) -> None:
+@pytest.mark.fault("candidates", "a candidate writes out of bounds")
+@pytest.mark.parametrize("name", ["output", "data", "filter", "residual"])
+@pytest.mark.parametrize(("zone", "place"), [(0, -1), (1, 0), (0, 0), (1, -1)])
+@pytest.mark.parametrize("value", [np.nan, 0.0])
+def test_writing_outside_fails(bench: Any, name: str, zone: int, place: int, value: float) -> None:
+    """Beside any tensor, and also what one of the zones holds already."""
     def careless() -> None:
-        bench.output[...] = bench.expected
-        bench.guarded[place] = 0
+        bench.output[...] = values(bench, bench.expected)
+        bench.buffers[name].zones[zone][place] = value
 
-    assert verify(bench, careless)[0] == "wrote outside its output"
+    assert verify(bench, careless)[0] == f"wrote outside its {name}"
     assert verify(bench, _writes(bench, bench.expected))[0] == "", "the guard is whole again"
 
 
-def test_writing_into_an_input_fails(bench: Bench) -> None:
+@pytest.mark.fault("candidates", "a candidate writes into its input")
+@pytest.mark.parametrize("name", ["data", "filter", "residual"])
+def test_writing_into_an_input_fails(bench: Any, name: str) -> None:
     def greedy() -> None:
-        bench.output[...] = bench.expected
-        bench.inputs["residual"][0, 0, 0, 0] += 1
+        bench.output[...] = values(bench, bench.expected)
+        bench.inputs[name][0, 0, 0, 0] += 1
 
-    assert verify(bench, greedy)[0] == "wrote into its input residual"
+    assert verify(bench, greedy)[0] == f"wrote into its input {name}"
     assert verify(bench, _writes(bench, bench.expected))[0] == ""
 
 
+@pytest.mark.fault("candidates", "a candidate reads beside a tensor")
+@pytest.mark.parametrize("name", ["data", "filter", "residual"])
+@pytest.mark.parametrize(("zone", "place"), [(0, -1), (1, 0), (0, -40), (1, 40)])
+@pytest.mark.parametrize("swallows", [None, np.fmax, np.fmin], ids=["sum", "fmax", "fmin"])
+def test_reading_beside_a_tensor_fails(bench: Any, name: str, zone: int, place: int, swallows: Any) -> None:
+    """Even if an activation hides NaN, or the large number, and if the read changes one output by less than the tolerance."""
+    def curious() -> None:
+        bench.output[...] = values(bench, bench.expected)
+        read = float(bench.buffers[name].zones[zone][place])
+        read = read if swallows is None else float(swallows(np.clip(read, -1, 1), 0.0))
+        bench.output[0, 0, 0, 0] += read * 1e-6 * float(abs(bench.expected).max())
+
+    assert verify(bench, curious)[0] != "" or swallows is np.fmin  # fmin hides both: neither shows in any output
+
+
+@pytest.mark.fault("candidates", "a candidate leaves the right outputs of a run before")
+def test_right_values_that_a_run_before_left_do_not_help(bench: Any) -> None:
+    """A kernel that keeps some outputs of its first run and never computes them again."""
+    kept: list[Any] = []
+
+    def lazy() -> None:
+        fresh = bench.buffers["data"].tensor[0, 0, 0, 0] == bench.buffers["data"].given[0, 0, 0, 0]
+        made = values(bench, bench.expected) if fresh else bench.output * 0
+        kept.append(made)
+        bench.output[...] = kept[0]
+
+    assert verify(bench, lazy)[0] != ""
+
+
+@pytest.mark.fault("candidates", "a candidate's outputs differ from run to run")
+def test_an_output_that_differs_from_run_to_run_fails(bench: Any) -> None:
+    """By less than the tolerance."""
+    runs: list[int] = []
+
+    def fickle() -> None:
+        runs.append(1)
+        bench.output[...] = values(bench, bench.expected * (1 + 1e-7 * (len(runs) > 2)))
+
+    assert "another one in a second run" in verify(bench, fickle)[0]
+
+
+@pytest.mark.fault("candidates", "a candidate's sums are one off, which is less than a step of its outputs")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("out", ["uint8", "int8", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("depth", [1, 60])
+def test_a_unit_of_a_sum_is_seen(device: str, out: str, depth: int) -> None:
+    """A bias that is one higher in one channel is the same as a sum that begins one off."""
+    conv = REQUANTISED.with_(out_dtype=out, out_zero_point=4 if out == "uint8" else 0, in_channels=depth)
+    bench = bench_of(device, conv).unit
+    assert bench.unit is None and verify(bench, _writes(bench, bench.expected)) == ("", 0.0)
+    given = {name: tensor if device == "cpu" else torch_values(tensor) for name, tensor in bench.inputs.items()}
+    assert abs(given["scale"]).min() >= 1
+    for channel in range(conv.out_channels):
+        for name, more in (("bias", 1), ("scale", 0.1)):
+            off = {key: array.copy() for key, array in given.items()}
+            off[name][channel] += more
+            wrong = reference(conv, off["data"], off["filter"], bias=off["bias"], scale=off["scale"])
+            wrong = torch_tensor(wrong) if device == "cuda" else wrong
+            assert verify(bench, _writes(bench, wrong))[0].startswith("error"), (channel, name)
+
+
+def test_sums_of_a_requantised_problem_reach_beyond_the_range_of_its_outputs() -> None:
+    """On both sides, so that a wrong end of the range shows; most of them are within it."""
+    for conv in (REQUANTISED, REQUANTISED.with_(in_channels=512), Conv2d(2, 32, 9, 9, 32, 3, groups=32, dtype="int8", out_dtype="int8")):
+        found = bench_of("cpu", conv).unit.expected
+        low, high = (0, 255) if conv.out_dtype == "uint8" else (-128, 127)
+        assert (found == low).any() and (found == high).any() and ((found > low) & (found < high)).mean() > 0.3
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4097, 1 << 20])
+def test_zones_are_as_large_as_their_tensor_and_whole_pages(size: int) -> None:
+    zone = check.zone_of(size)
+    assert zone % check.PAGE == 0 and min(size, check.MOST) <= zone <= check.MOST
+
+
+def test_tensors_start_at_a_cache_line() -> None:
+    bench = Bench(REQUANTISED, 0)
+    assert all(buffer.tensor.ctypes.data % 64 == 0 and buffer.tensor.flags.c_contiguous for buffer in bench.buffers.values())
+
+
+@pytest.mark.fault("disks and folders", "the expected output cannot be kept")
 def test_the_next_process_of_a_session_finds_the_expected_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same problem and seed alone; a folder that cannot be written to costs time only."""
     conv = Conv2d(1, 4, 9, 9, 8, 3, layout="NHWC")

@@ -130,6 +130,7 @@ def test_a_worker_keeps_its_process_and_survives_noise(worker: Worker) -> None:
     assert (first, second) == ("did a", "did b") and pid == same
 
 
+@pytest.mark.fault("candidates", "a candidate crashes")
 def test_a_crash_is_an_outcome_and_the_next_job_runs(worker: Worker) -> None:
     _, pid = worker.call("a", 30)
     with pytest.raises(WorkerError, match="signal SIGSEGV") as caught:
@@ -143,6 +144,7 @@ def test_an_exception_ends_the_process_with_its_message(worker: Worker) -> None:
         worker.call("raise", 30)
 
 
+@pytest.mark.fault("candidates", "a candidate hangs")
 def test_a_hanging_job_is_killed_in_time(worker: Worker) -> None:
     worker.call("a", 30)
     start = time.monotonic()
@@ -283,6 +285,7 @@ def _start(folder: Path, trials: int, seed: int = 0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SCRIPT, SMALL_KEY, str(trials), str(folder), str(seed)])
 
 
+@pytest.mark.fault("processes", "the tuner is killed in mid-run")
 @pytest.mark.slow
 def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine: Machine) -> None:
     rng = np.random.default_rng(5)
@@ -303,6 +306,7 @@ def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine
     assert len({(method, tile) for method, tile, _ in tried}) == len(tried), "no trial was repeated"
 
 
+@pytest.mark.fault("records", "two tuners on one log")
 @pytest.mark.slow
 def test_two_tuners_share_a_log(tmp_path: Path, machine: Machine) -> None:
     pair = [_start(tmp_path, 9, seed) for seed in (0, 1)]
@@ -329,6 +333,7 @@ def test_bad_arguments_are_named(tmp_path: Path, changes: dict[str, Any], messag
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.fault("disks and folders", "the log is a file")
 def test_a_log_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
     path = tmp_path / "logs"
     path.write_text("")

@@ -61,6 +61,8 @@ def violations(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[str]:
     for name, known in (("order", ORDERS), ("rules", RULES)):
         if getattr(tile, name) not in known:
             broken.append(f"`{name}` (={getattr(tile, name)}) must be among {', '.join(map(repr, known))}")
+    if not broken and tile.threads < LANES:  # other rules divide by a block's threads and warps
+        broken.append(f"a thread block (={tile.threads}) must have at least a warp of {LANES} threads")
     return broken or [text for holds, text in _rules(conv, tile, gpu) if not holds]
 
 

@@ -26,7 +26,8 @@ from im2win.runtime.op import Op
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
-from im2win.tuner.runners.cuda import Bench, reference, sample, verify
+from im2win.tuner.runners.check import verify
+from im2win.tuner.runners.cuda import Bench, reference, sample
 
 PEER_TOLERANCE = 5e-2  # of cuDNN's algorithms; its FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30

@@ -14,6 +14,7 @@ from typing import Any
 from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
+from im2win.reports import fuzz as fuzz_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
@@ -21,7 +22,9 @@ from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import (
     ALGORITHMS,
+    BROKEN,
     EPILOGUES,
+    FUZZ,
     MODELS,
     OPERATORS,
     OVERHEAD,
@@ -51,6 +54,8 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     SHARED: deploy_report.shared_table,
     EPILOGUES: epilogues_report.table,
     ZOO: zoo_report.table,
+    FUZZ: fuzz_report.table,
+    BROKEN: fuzz_report.broken_table,
 }
 
 

@@ -40,7 +40,8 @@ from im2win.spec.suites import Layer
 from im2win.spec.symbols import SYMBOL, TRANSFORM
 from im2win.studies.entries import LADDER as SUITE
 from im2win.studies.entries import LADDER_TRANSFORM, last_rung
-from im2win.tuner.runners.cuda import Bench, verify
+from im2win.tuner.runners.check import verify
+from im2win.tuner.runners.cuda import Bench
 
 SEED = 0
 

@@ -33,6 +33,8 @@ ALGORITHMS = "algorithms"
 COMPARED = ("im2win/fused", "im2win/stored", "direct/tiled", "im2col/tiled", "implicit_gemm/tiled", "mec/tiled", "mcfa/tiled")
 LIBRARY_GEMM = "im2col and library product"  # the name of a subject
 
+FUZZ, BROKEN = "fuzz", "broken-kernels"  # of tests/fuzz/kernels.py and tests/fuzz/broken.py
+
 WINOGRAD_TC = "winograd-tensor-cores"
 PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")

@@ -32,7 +32,8 @@ from im2win.spec.symbols import SYMBOL
 from im2win.studies.entries import DEFAULT, IM2COL
 from im2win.studies.entries import SLIDING as STUDY
 from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
-from im2win.tuner.runners.cuda import Bench, verify
+from im2win.tuner.runners.check import verify
+from im2win.tuner.runners.cuda import Bench
 
 SEED = 0
 BLOCKS = (4, 8, 16, 32, 64)

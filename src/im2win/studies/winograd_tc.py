@@ -29,7 +29,8 @@ from im2win.spec.suites import Layer
 from im2win.studies.entries import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, SYNCHRONOUS, TVM, WHOLE
 from im2win.studies.entries import WINOGRAD_TC as STUDY
 from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
-from im2win.tuner.runners.cuda import Bench, verify
+from im2win.tuner.runners.check import verify
+from im2win.tuner.runners.cuda import Bench
 
 SEED = 0
 ROW = "winograd/tensor_cores"

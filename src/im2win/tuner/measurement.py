@@ -135,8 +135,10 @@ class Measurement:
             folder=Path(self.folder.name), **how,
         )  # fmt: skip
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
-        # candidates of finals run about twenty times each; the reference is computed by numpy in float64
-        return job, (RUN_S + 20 * slowest) * len(choices) + 60 * slowest + session.conv.flops / 2e9
+        # candidates of finals run about twenty times each, and twelve times while they are checked; the reference is computed by numpy
+        # in float64, twice for requantised outputs
+        reference_s = session.conv.flops / 2e9 * (1 + session.conv.requantised)
+        return job, (RUN_S + 32 * slowest) * len(choices) + 60 * slowest + reference_s
 
     def run_anew(self, choices: list[Choice], **how: Any) -> list[Outcome]:
         """As `run`, in a new process; of a fleet, in whichever process is free."""

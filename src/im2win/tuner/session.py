@@ -17,7 +17,7 @@ from im2win.numerics.tolerance import tolerance
 from im2win.records.folders import PACKAGED
 from im2win.records.judge import rivals_now
 from im2win.records.log import Log, best_first
-from im2win.records.lookup import applies_at_once, stale, tile_violations
+from im2win.records.lookup import applies_at_once, stale, superseded, tile_violations
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Kernel
@@ -86,7 +86,7 @@ class Session:
         self.started = time.monotonic()
         self._resume(names)
         self.resumed = len(self.tried)
-        self.holder = self.best[0] if self.best else None  # the candidate whose record this session may replace as the best one
+        self.holder = self.best[0] if self.best else self._shipped()  # whose record this session may replace as the one that is used
 
     def _standard(self, found: Ranking, ranked: dict[str, list[Choice]], accuracy: Accuracy) -> tuple[Choice, str]:
         """The default tile among all ranked algorithms, and what `Record.rivals` says once it is measured.
@@ -142,6 +142,15 @@ class Session:
             distinct = {(record.method, str(record.tile)): record for record in reversed(records)}
             found += best_first(distinct.values())[:ELSEWHERE]
         return found
+
+    def _shipped(self) -> Choice | None:
+        """The candidate of the best shipped record of this layer and device that applies: a look-up uses it until this log has one."""
+        records = SHIPPED.read(self.conv, self.backend.name)
+        for record in best_first(one for one in records if one.method in self.names and not superseded(one, records)):
+            legal = not tile_violations(self.conv, record.method, record.tile, self.device, self.accuracy)
+            if legal and self._applies(record):
+                return self._choice(self.conv, record)
+        return None
 
     def _choice(self, conv: Conv2d, record: Record) -> Choice:
         """The candidate of a record, with its estimate for a problem."""

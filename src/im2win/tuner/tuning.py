@@ -29,6 +29,7 @@ from im2win.tuner.fleet.fleet import Fleet, gathered
 from im2win.tuner.fleet.tracker import KEY
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Pool
+from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import PATIENCE, Progress, Session
 from im2win.tuner.shared_queue import SharedQueue
 
@@ -38,8 +39,8 @@ CLOSE = 1.06  # what noise makes of equal kernels
 DOUBTED = 2  # more candidates that are measured again: the analytic model ranks them above the best, and their times are above it by
 DOUBTFUL = 1.3  # more than the model is mostly wrong
 FINALS = 2  # most rounds of finals
-REMATCHES = 2  # rounds, each in a new process, that a candidate must win against the holder of the best record before, where it is not
-CLEAR = 1.1  # times as fast as that one
+REMATCHES = 4  # new processes, at most, in which a new best candidate meets the holder of the record: of two equal ones, one wins 1 in 70
+CLEAR = 1.1  # times as fast as the holder, side by side: one process is enough
 HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
 
@@ -72,36 +73,62 @@ def _finals(session: Session, measurement: Measurement) -> None:
 
 
 def _rematches(session: Session, measurement: Measurement) -> None:
-    """Lets the new best candidate meet the one whose record was the best before, in new processes, unless its lead is clear.
+    """Lets the new best candidate meet the holder: the one whose record a look-up used before. See `_meet`.
 
-    Of two equal kernels one is faster in any single measurement, and the best record would change with every session. What stays recorded
-    of both is the round in which the new one's lead was least: the old one stays the best if it won one of them.
+    If it does not beat the holder, another new candidate may be better than both: that one meets the holder, too.
     """
-    holder = session.holder
-    if holder is None or session.best is None or len(session.tried) == session.resumed:
+    holder, fastest = session.holder, None
+    if holder is None or len(session.tried) == session.resumed:
         return
-    challenger, cost = session.best
-    costs = {choice.key: cost for choice, cost in session.tried}
-    lead = costs[holder.key] / cost
-    if challenger.key == holder.key or not lead < CLEAR:  # a holder that turned out wrong has an infinite cost
-        return
+    met = {holder.key}
+    while session.best is not None and session.best[0].key not in met:
+        met.add(session.best[0].key)
+        fastest = _meet(session, measurement, session.best[0], holder, fastest)
+        if fastest is None:
+            return
+
+
+def _meet(
+    session: Session, measurement: Measurement, challenger: Choice, holder: Choice, fastest: Outcome | None
+) -> Outcome | None:
+    """Measures two candidates side by side in several new processes, and records the slowest of the challenger, the holder's fastest.
+
+    Where memory lies, say, differs between processes, and of two equal kernels one is faster in any of them. How far times of one candidate
+    lie apart over the processes is the spread. The challenger becomes the best only if it wins by more than that: if it is faster in its
+    slowest process than the holder in its fastest one. Since these two stay recorded, every reader of the log finds the same.
+
+    Args:
+        fastest: the holder's fastest outcome against other challengers.
+
+    Returns:
+        The holder's fastest outcome; None where nobody can meet it: the holder is wrong, or the machine fails.
+    """
     pair = [challenger, holder]
     unbuilt = [choice for choice in pair if choice.key not in measurement.libraries]
     if any(outcome is not None for _, outcome in measurement.each_built(unbuilt)):
-        return
+        return None
+
+    def cost(choice: Choice, outcome: Outcome) -> float:
+        if outcome.outcome != "ok":
+            return math.inf
+        kernel = measurement.kernels[choice.key]
+        return objective.cost(session.conv, median(outcome.samples_s), kernel.extra_bytes if kernel else 0)
+
+    slowest: Outcome | None = None
     for _ in range(REMATCHES):
-        outcomes = measurement.run_anew(pair, samples=12, seconds=0.25)
-        if any(outcome.undecided for outcome in outcomes):
-            return
-        times = [median(outcome.samples_s) if outcome.outcome == "ok" else math.inf for outcome in outcomes]
-        kernels = [measurement.kernels[choice.key] for choice in pair]
-        mine, its = (objective.cost(session.conv, s, k.extra_bytes if k else 0) for s, k in zip(times, kernels, strict=True))
-        if math.isinf(mine) or math.isinf(its) or its / mine < lead:
-            for choice, outcome, kernel in zip(pair, outcomes, kernels, strict=True):
-                session.record(choice, outcome, kernel, again=True)
-            if math.isinf(mine) or math.isinf(its) or its <= mine:
-                return
-            lead = its / mine
+        mine, its = measurement.run_anew(pair, samples=12, seconds=0.25)
+        if mine.undecided or its.undecided:
+            return None
+        slowest = mine if slowest is None or cost(challenger, mine) > cost(challenger, slowest) else slowest
+        fastest = its if fastest is None or its.outcome != "ok" or cost(holder, its) < cost(holder, fastest) else fastest
+        clear = cost(challenger, mine) * CLEAR <= cost(holder, its)
+        if clear or its.outcome != "ok" or cost(holder, fastest) <= cost(challenger, slowest):
+            break
+    assert slowest is not None and fastest is not None
+    tried = {choice.key for choice, _ in session.tried}
+    for choice, outcome in ((holder, fastest), (challenger, slowest)):  # of equal costs, the first line counts
+        session.record(choice, outcome, measurement.kernels[choice.key], again=choice.key in tried)
+    return fastest if fastest.outcome == "ok" else None
 
 
 def _finalists(session: Session, seen: set[Any]) -> list[Choice]:

@@ -94,5 +94,8 @@ def test_what_is_refused() -> None:
     assert "`lanes` (=16) must be 0, or 32" in broken(good, lanes=16)
     assert "bytes) must fit 49152" in broken(good, block_m=64, block_n=256, thread_m=8, thread_n=8, block_k=32, stages=4)
     assert "must be 0 where the elements of a window are neighbours" in broken(f"{good}-NHWC", lanes=32)
+    for lanes in (0, 32):
+        assert "a thread block (=8) must have at least a warp of 32 threads" in broken(good, thread_m=32, thread_n=4, lanes=lanes)
+        assert "a thread block (=0) must have at least a warp" in broken(good, thread_m=128, lanes=lanes)
     assert "multiply float32, not float16" in broken(f"{good}-float16")
     assert "at least eight" in broken("n2-c64x9x11-k64x3x3-p1-g64")

@@ -271,30 +271,32 @@ def test_the_device_s_reference_is_the_oracle_s(out: str, layout: str) -> None:
     assert found.dtype == torch.float64 and (found.numpy() == requantised.right(conv, given)).all()
 
 
-def test_an_output_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_is_not_written_is_found() -> None:
     """Whatever value it should have: no output is both poisons."""
     torch = pytest.importorskip("torch")
+    from im2win.tuner.runners import check
     from im2win.tuner.runners import cuda as cuda_runner
 
-    conv = Conv2d(1, 1, 1, 256, 1, 1, dtype="int8", out_dtype="int8")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    right = torch.arange(-128, 128, dtype=torch.int8)
-    bench: Any = SimpleNamespace(
-        guarded=torch.zeros(2 * cuda_runner.GUARD + 256, dtype=torch.int8), zones=[torch.zeros(cuda_runner.GUARD, dtype=torch.int8)] * 2,
-        copies={}, expected=right.double(), scale=128.0, poisons=cuda_runner.poisons(conv),
-    )  # fmt: skip
-    bench.output = bench.guarded[cuda_runner.GUARD : -cuda_runner.GUARD]
-    assert len(set(bench.poisons)) == 2 and cuda_runner.verify(bench, lambda: bench.output.copy_(right), 0.0) == ("", 0.0)
+    class Bench(cuda_runner.Bench):
+        device = "cpu"
+
+        def wait(self) -> None:
+            """Nothing runs elsewhere."""
+
+    bench = Bench(Conv2d(1, 1, 1, 256, 1, 1, dtype="int8", out_dtype="int8"), 0)
+    right = torch.arange(-128, 128, dtype=torch.int8).reshape(bench.output.shape)
+    bench.expected = right.double()
+    assert len(set(bench.poisons)) == 2 and check.verify(bench, lambda: bench.output.copy_(right), 0.0) == ("", 0.0)
     for missing in range(256):
-        found = cuda_runner.verify(bench, _without(bench, right, missing), 0.0)
+        found = check.verify(bench, _without(bench, right, missing), 0.0)
         assert found[0].startswith("error"), missing
 
 
 def _without(bench: Any, right: Any, missing: int) -> Callable[[], None]:
     def write() -> None:
-        before = bench.output[missing].clone()
+        before = bench.output[..., missing].clone()
         bench.output.copy_(right)
-        bench.output[missing] = before
+        bench.output[..., missing] = before
 
     return write
 

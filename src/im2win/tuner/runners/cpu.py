@@ -1,8 +1,7 @@
-"""Worker process that measures on a CPU: it checks a kernel against the float64 reference before it times it.
+"""Worker process that measures on a CPU: it checks a kernel against the float64 reference before it times it (`tuner.runners.check`).
 
-A kernel writes into a buffer full of NaN between two guard zones; integer outputs are checked twice, over two numbers. It is wrong if an
-element is still as before or exceeds the tolerance, or if a guard zone or an input changed. It is checked again after timing, to find
-intermittent errors. At last it runs on another input: the next kernel may allocate the same memory, and must not find right values there.
+It is checked again after timing, to find intermittent errors. At last it runs on another input: the next kernel may allocate the same
+memory, and must not find right values there.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from typing import Any
 import numpy as np
 
 from im2win.common.worker_pool import serve
-from im2win.numerics.reference import reference, typed_tensors
+from im2win.numerics.reference import Array, reference, typed_tensors
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.libraries import load_kernel
-from im2win.runtime.tensors import aligned, argument
+from im2win.runtime.tensors import argument, empty
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
-from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL
+from im2win.tuner.runners.check import CheckedBench, Guarded, forget, unit_tensors, verify, zone_of
 
-GUARD = 4096  # elements on either side of the output
-GUARD_VALUE = np.float32(-7.25e33)
 COLD_S, WARM_S = 0.5, 0.02  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
 SETTLE_S = 20e-3  # seconds that a kernel runs before its sample, once at least, where another kernel ran in between
@@ -91,26 +88,29 @@ def probed(output: Any, conv: Conv2d, pixels: tuple[tuple[int, int, int], ...]) 
     return output[images, :, rows, cols] if conv.layout == "NCHW" else output[images, rows, cols]
 
 
-class Bench:
-    """The tensors and the reference output of one problem. `folder`: as in `RunJob`."""
+class Bench(CheckedBench):
+    """The tensors and the reference output of one problem.
 
-    def __init__(self, conv: Conv2d, seed: int, folder: Path | None = None) -> None:
-        self.conv, self.seed = conv, seed
-        self.inputs = {name: aligned(tensor) for name, tensor in typed_tensors(conv, seed).items()}
-        self.expected = self._expected(folder)
+    Attributes:
+        unit: of a requantised problem the bench with tensors in which a unit of a sum shows (`unit_tensors`); None elsewhere, and in it.
+    """
+
+    def __init__(self, conv: Conv2d, seed: int, folder: Path | None = None, *, unit: bool = False) -> None:
+        """`folder`: as in `RunJob`. `unit`: whether the tensors are those of `unit_tensors`."""
+        super().__init__(conv, unit_tensors(conv, seed) if unit else typed_tensors(conv, seed))
+        self.seed = seed
+        self.expected = self._expected(None if folder is None else folder / f"expected-{conv}-{seed}{'-unit' * unit}.npy")
         self.scale = float(np.max(np.abs(self.expected))) or 1.0
-        self.sums = {name: tensor.copy() for name, tensor in self.inputs.items() if name in ("data", "residual")}
-        element = ELEMENT_TYPES[conv.out_dtype]
-        self.poisons = element.poisons
-        self.guard_value = np.array(GUARD_VALUE if element.guard is None else element.guard).astype(conv.out_dtype)
-        self.guarded = aligned(np.full(self.expected.size + 2 * GUARD, self.guard_value, conv.out_dtype))
-        self.output = self.guarded[GUARD:-GUARD].reshape(conv.output_shape)
+        self.unit = Bench(conv, seed, folder, unit=True) if conv.requantised and not unit else None
 
-    def _expected(self, folder: Path | None) -> Any:
-        """The float64 reference, C-contiguous."""
-        path = None if folder is None else folder / f"expected-{self.conv}-{self.seed}.npy"
+    def _memory(self, dtype: str, size: int) -> Array:
+        return empty((size + 2 * zone_of(size),), dtype)
+
+    def _expected(self, path: Path | None) -> Array:
+        """The float64 reference, C-contiguous; it is kept in a file for the next process."""
         if path is not None and path.exists():
-            return np.load(path)
+            held: Array = np.load(path)
+            return held
         given = {name: self.inputs.get(name) for name in ("bias", "residual", "scale")}
         expected = np.ascontiguousarray(reference(self.conv, self.inputs["data"], self.inputs["filter"], **given))
         if path is not None:
@@ -128,16 +128,20 @@ class Bench:
         worst = [np.max(np.abs(y[at : at + BLOCK].astype(wide, copy=False) - expected[at : at + BLOCK])) for at in places]
         return float(np.max(worst)) / self.scale  # NaN if any is
 
+    def missing(self) -> int:
+        return int(np.isnan(self.output).sum())
+
 
 class Kernel:
-    """A loaded candidate with its arguments."""
+    """A loaded candidate with its arguments. `own`: its packed tensors, between guard zones."""
 
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
-        conv, pack, inputs = bench.conv, candidate.pack, dict(bench.inputs)
-        inputs["filter"] = aligned(pack.filter(conv, inputs["filter"]))
+        conv, pack, inputs = bench.conv, candidate.pack, bench.inputs
+        self.own: dict[str, Guarded] = {"packed filter": bench.guarded(pack.filter(conv, inputs["filter"]))}
         if conv.bias:
-            inputs["bias"] = aligned(pack.bias(conv, inputs["bias"]))
-        self._arrays = [*inputs.values(), bench.output]
+            self.own["packed bias"] = bench.guarded(pack.bias(conv, inputs["bias"]))
+        packed = {name.removeprefix("packed "): buffer.tensor for name, buffer in self.own.items()}
+        self._arrays = [*{**inputs, **packed}.values(), bench.output]
         self._arguments = [argument(array) for array in self._arrays]
         self._module = load_kernel(candidate.path)
         self._function = self._module[SYMBOL]
@@ -146,43 +150,15 @@ class Kernel:
         self._function(*self._arguments)
 
 
-def check(bench: Bench) -> tuple[str, float | None]:
-    """Checks the output in the bench's buffer. Returns what is wrong ("" if nothing) and the error, None if it is not a number."""
-    guards = (bench.guarded[:GUARD], bench.guarded[-GUARD:])
-    if not all(np.all(guard == bench.guard_value) for guard in guards):
-        for guard in guards:
-            guard[...] = bench.guard_value
-        return "wrote outside its output", None
-    for name, tensor in bench.sums.items():
-        if not np.array_equal(bench.inputs[name], tensor):
-            bench.inputs[name][...] = tensor
-            return f"wrote into its input {name}", None
-    measured = bench.error()
-    if not measured <= tolerance(bench.conv):  # also true of NaN
-        count = 0 if ELEMENT_TYPES[bench.conv.out_dtype].integer else int(np.isnan(bench.output).sum())
-        what = f"{count} elements of {bench.output.size} are NaN" if count else f"error {measured:.2e} exceeds {tolerance(bench.conv):.2e}"
-        return what, None if count else measured
-    return "", measured
-
-
-def verify(bench: Bench, kernel: Kernel) -> tuple[str, float | None]:
-    """Runs a kernel on poisoned output and checks it, once for every poison."""
-    message, measured = "", None
-    for poison in bench.poisons:
-        bench.output[...] = poison
-        kernel()
-        message, measured = check(bench)
-        if message:
-            break
-    return message, measured
-
-
-def forget(bench: Bench, kernel: Kernel) -> None:
-    """Runs a kernel on another input (NaN, or other integers), so that no memory holds what it stored for its own. The output changes."""
-    data = bench.inputs["data"]
-    data[...] = ~data if ELEMENT_TYPES[bench.conv.dtype].integer else np.nan
-    kernel()
-    data[...] = bench.sums["data"]
+def checked(bench: Bench, kernel: Kernel, candidate: Candidate, *, unit: bool = False) -> tuple[str, float | None]:
+    """Checks a kernel, with the tensors of `Bench.unit`, too, if `unit`. Returns what is wrong, "" if nothing, and the error or None."""
+    message, measured = verify(bench, kernel, tolerance(bench.conv), kernel.own)
+    if message or not unit or bench.unit is None:
+        return message, measured
+    other = Kernel(bench.unit, candidate)
+    message, worst = verify(bench.unit, other, tolerance(bench.conv), other.own)
+    forget(bench.unit, other)
+    return (f"with scales near 1: {message}", worst) if message else ("", measured)
 
 
 def _sample(kernel: Kernel, calls: int) -> float:
@@ -218,14 +194,14 @@ class Measurer:
         outcomes: list[Outcome] = []
         for candidate in job.candidates:
             kernel = Kernel(bench, candidate)
-            message, measured = verify(bench, kernel)
+            message, measured = checked(bench, kernel, candidate, unit=True)
             forget(bench, kernel)
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
         self._time(job, [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None])
-        for tried, out in zip(kernels, outcomes, strict=True):
+        for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
             if tried is not None:
-                self._check_again(bench, tried, out)
+                self._check_again(bench, tried, candidate, out)
                 if job.probe and out.outcome == "ok":
                     out.probed = probed(bench.output, job.conv, job.probe).astype(np.float64)
                 forget(bench, tried)
@@ -258,8 +234,8 @@ class Measurer:
             behind = {key for key, found in medians.items() if found > job.drop_above * min(medians.values())}
             open_ = [one for one in open_ if id(one[0]) not in behind]
 
-    def _check_again(self, bench: Bench, kernel: Kernel, out: Outcome) -> None:
-        message, _ = verify(bench, kernel)
+    def _check_again(self, bench: Bench, kernel: Kernel, candidate: Candidate, out: Outcome) -> None:
+        message, _ = checked(bench, kernel, candidate)
         if message:
             out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
 

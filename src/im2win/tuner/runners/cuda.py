@@ -1,16 +1,14 @@
-"""Worker process that measures on a GPU: it checks a kernel against the float64 reference before it times it.
+"""Worker process that measures on a GPU: it checks a kernel against the float64 reference before it times it (`tuner.runners.check`).
 
-A kernel writes into a buffer full of poison between two guard zones, as on the CPU. The poison is NaN for floats and a value that no sum
-reaches for int32. Outputs of int8 take every value of their type, so such a kernel runs twice on two poisons, of which an unwritten output
-matches one at most. Times are GPU times between two events. The level-2 cache is overwritten before every call, which is close to what a
-layer finds in a network. PyTorch computes the reference on the GPU in float64 as a product of unfolded windows, a few images at a time.
+Times are GPU times between two events. The level-2 cache is overwritten before every call, which is close to what a layer finds in a
+network. PyTorch computes the reference on the GPU in float64 as a product of unfolded windows, a few images at a time.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +23,9 @@ from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec.activations import activation_of, torch_function
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
+from im2win.tuner.runners.check import CheckedBench, unit_tensors, verify, zone_of
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob, probed
 
-GUARD = 4096  # elements on either side of the output
-GUARD_VALUE = -52341  # float16 stores a rounded value
 SPREAD = 32  # standard deviation of random integers
 WARM_S = 0.02
 FLUSH_BYTES = 256 << 20  # more than any level-2 cache
@@ -99,83 +96,83 @@ def device_tensors(conv: Conv2d, seed: int, device: str = "cuda") -> dict[str, A
     return made
 
 
-def poisons(conv: Conv2d) -> tuple[float, ...]:
-    """Values that mark unwritten outputs: one that no output takes, or two, of which an output takes one at most."""
-    return ELEMENT_TYPES[conv.out_dtype].poisons
+class Bench(CheckedBench):
+    """The tensors and the reference output of one problem, on the device.
 
+    Attributes:
+        unit: as of `tuner.runners.cpu.Bench`, made when it is first asked for.
+    """
 
-class Bench:
-    """The tensors and the reference output of one problem, on the device."""
+    device = "cuda"
 
-    def __init__(self, conv: Conv2d, seed: int) -> None:
+    def __init__(self, conv: Conv2d, seed: int, inputs: Mapping[str, Any] | None = None) -> None:
+        """`inputs`: tensors on the device; those of `device_tensors` if None."""
         import torch
 
-        self.conv, self.seed = conv, seed
-        self.inputs = device_tensors(conv, seed)
+        super().__init__(conv, device_tensors(conv, seed, self.device) if inputs is None else inputs)
+        self.seed = seed
         self.expected, self.scale = reference(conv, self.inputs)
-        self.copies = {name: tensor.clone() for name, tensor in self.inputs.items() if name in ("data", "residual")}
-        dtype = getattr(torch, conv.out_dtype)
-        self.poisons = poisons(conv)
-        own = ELEMENT_TYPES[conv.out_dtype].guard
-        guard = GUARD_VALUE if own is None else own
-        self.guarded = torch.full((math.prod(conv.output_shape) + 2 * GUARD,), guard, dtype=dtype, device="cuda")
-        self.zones = (self.guarded[:GUARD].clone(), self.guarded[-GUARD:].clone())
-        self.output = self.guarded[GUARD:-GUARD].view(conv.output_shape)
-        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.device)
+        self._unit: Bench | None = None
+        self._has_unit = conv.requantised and inputs is None
+
+    @property
+    def unit(self) -> Bench | None:
+        if self._unit is None and self._has_unit:
+            made = {name: torch_tensor(array).to(self.device) for name, array in unit_tensors(self.conv, self.seed).items()}
+            self._unit = type(self)(self.conv, self.seed, made)
+        return self._unit
+
+    def _memory(self, dtype: str, size: int) -> Any:
+        import torch
+
+        return torch.empty(size + 2 * zone_of(size), dtype=getattr(torch, dtype), device=self.device)
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def error(self) -> float:
+        return float((self.output.double() - self.expected).abs().max()) / self.scale
+
+    def missing(self) -> int:
+        import torch
+
+        return int(torch.isnan(self.output).sum())
 
 
 class Kernel:
-    """A loaded candidate with its arguments."""
+    """A loaded candidate with its arguments. `own`: its packed filter and its workspace, between guard zones."""
 
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
         import torch
 
         conv, inputs = bench.conv, dict(bench.inputs)
         packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, torch_values(inputs["filter"].cpu()))
-        inputs["filter"] = torch_tensor(packed).cuda()
+        self.own = {"packed filter": bench.guarded(torch_tensor(packed).to(bench.device))}
+        inputs["filter"] = self.own["packed filter"].tensor
         self._module = load_kernel(candidate.path)
         self._kernels = Kernels(self._module, bool(candidate.workspace_bytes))
         data, count = inputs.pop("data"), candidate.workspace_bytes // conv.itemsize
-        made = torch.empty(count, dtype=data.dtype, device="cuda") if count else None
+        if count:
+            self.own["workspace"] = bench.guarded(torch.empty(count, dtype=data.dtype, device=bench.device), given=False)
+        made = self.own["workspace"].tensor if count else None
         self._arguments = [data, made, *inputs.values(), bench.output]
 
     def __call__(self) -> None:
         self._kernels(*self._arguments)
 
 
-def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
-    """Checks the output in the bench's buffer. Returns what is wrong ("" if nothing) and the error, None if it is not a number."""
-    import torch
-
-    for part, zone in zip((bench.guarded[:GUARD], bench.guarded[-GUARD:]), bench.zones, strict=True):
-        if not torch.equal(part, zone):
-            part.copy_(zone)
-            return "wrote outside its output", None
-    for name, tensor in bench.copies.items():
-        if not torch.equal(bench.inputs[name], tensor):
-            bench.inputs[name].copy_(tensor)
-            return f"wrote into its input {name}", None
-    measured = float((bench.output.double() - bench.expected).abs().max()) / bench.scale
-    if not measured <= allowed:  # also true of NaN
-        count = int(torch.isnan(bench.output).sum()) if bench.output.dtype.is_floating_point else 0
-        what = f"{count} elements of {bench.output.numel()} are NaN" if count else f"error {measured:.2e} exceeds {allowed:.2e}"
-        return what, None if count else measured
-    return "", measured
-
-
-def verify(bench: Bench, kernel: Callable[[], Any], allowed: float) -> tuple[str, float | None]:
-    """Runs a kernel on poisoned output and checks it, once for every poison."""
-    import torch
-
-    message, measured = "", None
-    for poison in bench.poisons:
-        bench.output.fill_(poison)
-        kernel()
-        torch.cuda.synchronize()
-        message, measured = check(bench, allowed)
-        if message:
-            break
-    return message, measured
+def checked(bench: Bench, kernel: Kernel, candidate: Candidate, *, unit: bool = False) -> tuple[str, float | None]:
+    """Checks a kernel, with the tensors of `Bench.unit`, too, if `unit`. Returns what is wrong, "" if nothing, and the error or None."""
+    allowed = tolerance(bench.conv, candidate.accuracy)
+    message, measured = verify(bench, kernel, allowed, kernel.own)
+    if message or not unit or bench.unit is None:
+        return message, measured
+    other = Kernel(bench.unit, candidate)
+    message, worst = verify(bench.unit, other, allowed, other.own)
+    return (f"with scales near 1: {message}", worst) if message else ("", measured)
 
 
 def sample(bench: Bench, kernel: Any) -> float:
@@ -221,14 +218,14 @@ class Measurer:
         outcomes: list[Outcome] = []
         for candidate in job.candidates:
             kernel = Kernel(bench, candidate)
-            message, measured = verify(bench, kernel, tolerance(job.conv, candidate.accuracy))
+            message, measured = checked(bench, kernel, candidate, unit=True)
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
         verified = [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None]
         self._time(job, bench, verified)
         for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
             if tried is not None:
-                message, _ = verify(bench, tried, tolerance(job.conv, candidate.accuracy))
+                message, _ = checked(bench, tried, candidate)
                 if message:
                     out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
                 elif job.probe:
