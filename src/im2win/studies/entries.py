@@ -33,6 +33,9 @@ ALGORITHMS = "algorithms"
 COMPARED = ("im2win/fused", "im2win/stored", "direct/tiled", "im2col/tiled", "implicit_gemm/tiled", "mec/tiled", "mcfa/tiled")
 LIBRARY_GEMM = "im2col and library product"  # the name of a subject
 
+MUTATION = "mutation"  # of tests/mutation/mutants.py
+KILLED, SURVIVED, TIMEOUT, INCOMPETENT = "killed", "survived", "timeout", "incompetent"  # what becomes of a mutant
+
 WINOGRAD_TC = "winograd-tensor-cores"
 PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
