@@ -26,7 +26,7 @@ for folder in ("tests/support", "src"):
     sys.path.insert(0, str(ROOT / folder))
 
 from mutants import Mutant, MutantError, drawn  # noqa: E402 - the folders are on the path only now
-from mutation_areas import AREAS, catching  # noqa: E402
+from mutation_areas import AREAS, TIMED, catching  # noqa: E402
 from mutation_campaign import SURVIVED, CampaignError, State, run  # noqa: E402
 
 from im2win.common.files import replace_json  # noqa: E402
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
     def reason(mutant: Mutant) -> str:
         return reasons.get((mutant.file, mutant.diff), "")
 
-    run(ROOT, state, catching, processes=options.processes, folder=options.folder, equivalent=reason,
+    run(ROOT, state, catching, without=TIMED, processes=options.processes, folder=options.folder, equivalent=reason,
         say=lambda line: print(line, flush=True))  # fmt: skip
     found = Counter(verdict.outcome for verdict in state.verdicts.values())
     missed = [mutant for mutant, verdict in state.verdicts.items() if verdict.outcome == SURVIVED and not reason(mutant)]

@@ -10,7 +10,7 @@ from recorded import CONV, DEVICE, bad, fill, ok, stale
 
 from im2win.device.gpu import H200
 from im2win.records.log import Log
-from im2win.records.lookup import Found, find
+from im2win.records.lookup import Found, find, superseded
 from im2win.registry.backends import backend_for
 from im2win.spec.conv2d import Conv2d
 
@@ -30,6 +30,14 @@ def test_of_two_about_as_fast_the_leaner_is_found_and_kept(log: Log) -> None:
     assert log.read(CONV, DEVICE) == [lean]
 
 
+def test_a_candidate_measured_again_counts_as_the_last_time() -> None:
+    """Also where nothing lies between the two, and where the last one is the slower."""
+    first, other, again = ok(1e-3), ok(1.5e-3, tile={"rows": 8}), ok(2e-3)
+    for records in ([first, again], [first, other, again]):
+        assert [superseded(record, records) for record in records] == [True, *[False] * (len(records) - 1)]
+    assert not superseded(first, [first, ok(2e-3, fingerprint="other"), ok(2e-3, threads=4)])
+
+
 def test_nothing_found(log: Log) -> None:
     assert look() == look(log) == Found(None, "none", [])
     fill(log, bad(), ok(target="cuda"))
@@ -47,6 +55,17 @@ def test_exact_takes_the_fastest_and_skips_thestale_with_reasons(log: Log) -> No
         ],
     )
     assert look(log, target="cuda").record == ok(0.1e-3, target="cuda")
+
+
+def test_devices_are_alike_by_the_words_that_they_share_from_the_first(log: Log) -> None:
+    """A name that ends before they differ shares no more words than it has."""
+    fill(log, ok(device="intel-xeon"), ok(2e-3, device="intel-xeon-rocketlake-4t"))
+    assert look(log).record == ok(2e-3, device="intel-xeon-rocketlake-4t")
+
+
+def test_of_two_logs_with_the_same_other_device_the_first_counts(tmp_path: Path) -> None:
+    mine, shipped = (fill(Log(tmp_path / name), ok(seconds, device="amd-zen5-2t")) for name, seconds in (("b", 2e-3), ("a", 1e-3)))
+    assert look(mine, shipped).record == ok(2e-3, device="amd-zen5-2t")
 
 
 def test_exact_needs_the_same_threads(log: Log) -> None:

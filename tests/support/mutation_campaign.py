@@ -106,6 +106,8 @@ class Tree:
 
     def __init__(self, root: Path, folder: Path, cpus: Collection[int] | None = None) -> None:
         self.folder, self.cpus = folder, cpus
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         folder.mkdir(parents=True)
         for entry in root.iterdir():
             if entry.name in COPIED:
@@ -141,6 +143,7 @@ class Tree:
                     command, cwd=self.folder, env=self._environment(own, events), stdin=subprocess.DEVNULL, stdout=output,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
+                self._running = process
                 if self.cpus is not None:
                     os.sched_setaffinity(process.pid, self.cpus)
                 try:
@@ -148,11 +151,20 @@ class Tree:
                 except subprocess.TimeoutExpired:
                     status = None
                 finally:
+                    self._running = None
                     _end(process)
+            if self._stopped:
+                raise CampaignError("stopped")
             seconds = time.monotonic() - started
             noted = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
             text = (own / "output").read_text(encoding="utf-8", errors="replace")
             return Ran(status, round(seconds, 2), tuple(noted), text[-4000:])
+
+    def stop(self) -> None:
+        """Ends what runs, from another thread, which then has no result."""
+        self._stopped = True
+        if (process := self._running) is not None:
+            _end(process)
 
     def imports(self, file: str) -> bool:
         """Whether a file of the package can be imported; files elsewhere need not be."""
@@ -201,9 +213,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def baseline(tree: Tree, test: str, limit_s: float = 900.0) -> Baseline:
-    """Runs a file of tests, or one test, without a mutant."""
-    ran = tree.pytest([test], limit_s=limit_s, test_s=limit_s, first=False)
+def baseline(tree: Tree, test: str, limit_s: float = 900.0, without: Sequence[str] = ()) -> Baseline:
+    """Runs a file of tests, or one test, without a mutant; `without`: tests to leave out."""
+    ran = tree.pytest([test], limit_s=limit_s, test_s=limit_s, first=False, without=without)
     if ran.status not in (0, 1):
         noted = ran.of("not collected")
         why = noted[0]["reason"] if noted else ran.output.strip().rpartition("\n")[2]
@@ -212,11 +224,14 @@ def baseline(tree: Tree, test: str, limit_s: float = 900.0) -> Baseline:
     return Baseline(ran.seconds, len(ran.of("started")), len({event["test"] for event in ran.of("skipped")}), failed)
 
 
-def judged(tree: Tree, mutant: Mutant, tests: Mapping[str, Baseline], limits: Limits = Limits()) -> Verdict:
+def judged(
+    tree: Tree, mutant: Mutant, tests: Mapping[str, Baseline], limits: Limits = Limits(), without: Sequence[str] = ()
+) -> Verdict:
     """What becomes of a mutant in a tree.
 
     Args:
-        tests: the files or tests that should catch it, with how they run without it. The fastest runs first.
+        tests: the files or tests that should catch it, in order, with how they run without it.
+        without: tests to leave out, beside those that fail without it.
     """
     usable = _usable(tests)
     path = tree.folder / mutant.file
@@ -228,7 +243,7 @@ def judged(tree: Tree, mutant: Mutant, tests: Mapping[str, Baseline], limits: Li
             limit_s=limits.of(sum(known.seconds for known in usable.values())),
             test_s=limits.of(max(known.seconds for known in usable.values())),
             first=True,
-            without=[name for known in usable.values() for name in known.failed],
+            without=[*without, *(name for known in usable.values() for name in known.failed)],
         )
         return _verdict(tree, mutant, ran)
     finally:
@@ -236,8 +251,8 @@ def judged(tree: Tree, mutant: Mutant, tests: Mapping[str, Baseline], limits: Li
 
 
 def _usable(tests: Mapping[str, Baseline]) -> dict[str, Baseline]:
-    """The tests that can be run here, the fastest first."""
-    return {name: known for name, known in sorted(tests.items(), key=lambda item: item[1].seconds) if not known.refused}
+    """The tests that can be run here."""
+    return {name: known for name, known in tests.items() if not known.refused}
 
 
 def _verdict(tree: Tree, mutant: Mutant, ran: Ran) -> Verdict:
@@ -321,14 +336,16 @@ class State:
 
 
 def run(
-    root: Path, state: State, tests: Callable[[str], Sequence[str]], *, processes: int = 1, folder: Path | None = None,
-    equivalent: Callable[[Mutant], str] = lambda mutant: "", limits: Limits = Limits(), say: Callable[[str], None] = print,
+    root: Path, state: State, tests: Callable[[str], Sequence[str]], *, without: Sequence[str] = (), processes: int = 1,
+    folder: Path | None = None, equivalent: Callable[[Mutant], str] = lambda mutant: "", limits: Limits = Limits(),
+    say: Callable[[str], None] = print,
 ) -> State:  # fmt: skip
     """Runs the mutants of a state that have no verdict yet.
 
     Args:
         root: of the repository. It is only read.
-        tests: the files or tests that should catch a mutant of a file.
+        tests: the files or tests that should catch a mutant of a file, in order.
+        without: tests to leave out.
         processes: pytests at a time. Each has two CPUs, as far as there are so many, and shares them with its neighbours.
         folder: for the copies; a temporary one if None. It is empty again at the end.
         say: called with a line for each verdict.
@@ -361,7 +378,7 @@ def run(
 
         def run_baseline(name: str) -> None:
             def job(tree: Tree) -> None:
-                known = baseline(tree, name)
+                known = baseline(tree, name, without=without)
                 with lock:
                     state.baselines[name] = known
                 lost = known.refused or (f"{len(known.failed)} fail here and are left out" if known.failed else "")
@@ -371,7 +388,7 @@ def run(
 
         def run_mutant(mutant: Mutant) -> None:
             def job(tree: Tree) -> None:
-                found = judged(tree, mutant, of(mutant), limits)
+                found = judged(tree, mutant, of(mutant), limits, without)
                 with lock:
                     state.verdicts[mutant] = found
                 keep(f"{len(state.verdicts)}/{len(state.mutants)} {found.outcome}: {mutant.name} {found.test}".rstrip())
@@ -379,20 +396,21 @@ def run(
             in_a_tree(job)
 
         with ThreadPoolExecutor(processes) as pool:
-            for tree in pool.map(lambda index: Tree(root, Path(place, str(index)), _cpus(index)), range(processes)):
+            every = list(pool.map(lambda index: Tree(root, Path(place, str(index)), _cpus(index)), range(processes)))
+            for tree in every:
                 trees.put(tree)
             needed = dict.fromkeys(name for mutant in missing for name in tests(mutant.file))
-            _all(pool, run_baseline, [name for name in needed if name not in state.baselines])
+            _all(pool, run_baseline, [name for name in needed if name not in state.baselines], every)
             for mutant in missing:
                 if not _usable(of(mutant)):
                     say(f"not run, since none of its tests can be run here: {mutant.name}")
             able = [mutant for mutant in missing if _usable(of(mutant))]
-            _all(pool, run_mutant, sorted(able, key=lambda mutant: -sum(known.seconds for known in of(mutant).values())))
+            _all(pool, run_mutant, sorted(able, key=lambda mutant: -sum(known.seconds for known in of(mutant).values())), every)
     state.save(equivalent)
     return state
 
 
-def _all(pool: ThreadPoolExecutor, job: Callable[[Any], None], items: Iterable[Any]) -> None:
+def _all(pool: ThreadPoolExecutor, job: Callable[[Any], None], items: Iterable[Any], trees: Iterable[Tree]) -> None:
     futures = [pool.submit(job, item) for item in items]
     try:
         for future in futures:
@@ -400,6 +418,8 @@ def _all(pool: ThreadPoolExecutor, job: Callable[[Any], None], items: Iterable[A
     except BaseException:
         for future in futures:
             future.cancel()
+        for tree in trees:
+            tree.stop()
         raise
 
 
