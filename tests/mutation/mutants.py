@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -56,6 +57,7 @@ def main() -> int:
         parser.error(f"`--count` (={options.count}) must be at least 1.")
     if options.verb == "run" and options.processes < 1:
         parser.error(f"`--processes` (={options.processes}) must be at least 1.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copies are removed, and what runs in them ends
     try:
         return _draw(options) if options.verb == "draw" else _run(options)
     except (MutantError, CampaignError, OSError) as error:
