@@ -28,6 +28,7 @@ _SELECTS_ON_CPUS = ["tests/registry/test_registry.py", "tests/registry/test_floo
 _MULTISTAGE = [
     "tests/schedules/cuda/test_cuda_golden.py", "tests/schedules/cuda/test_cuda_exact.py", "tests/schedules/cuda/test_cuda_tiles.py",
 ]  # fmt: skip
+_MATRICES = "tests/numerics/test_winograd.py"
 _WINOGRAD = ["tests/schedules/cuda/test_cuda_winograd.py", "tests/schedules/cuda/test_cuda_winograd_rows.py"]
 _WARP_SPECIALIZED = [
     "tests/schedules/cuda/test_cuda_warp_specialized_tiles.py", "tests/schedules/cuda/test_cuda_warp_specialized.py",
@@ -104,22 +105,22 @@ TESTS: Sequence[tuple[str, Sequence[str]]] = (
     ("src/im2win/records/log.py", ["tests/records/test_logs.py"]),
     ("src/im2win/records/record.py", ["tests/records/test_logs.py", "tests/tuner/test_finals.py"]),
     ("src/im2win/records/proofs.py", ["tests/records/test_proofs.py", "tests/cli/test_logs_standings.py"]),
-    ("src/im2win/records/standings.py", ["tests/cli/test_logs_standings.py"]),
+    ("src/im2win/records/standings.py", ["tests/records/test_standings.py", "tests/cli/test_logs_standings.py"]),
     ("src/im2win/records/lookup.py", ["tests/records/test_proofs.py", "tests/records/test_emitted_before.py",
                                       "tests/schedules/cuda/test_cuda_bfloat16.py"]),
     ("src/im2win/records/tiers.py", ["tests/builder/test_selections.py"]),
-    ("src/im2win/numerics/*", ["tests/numerics/test_winograd.py"]),
+    ("src/im2win/numerics/*", [_MATRICES]),
     (
         "src/im2win/numerics/[rt]*.py",
         [
-            "tests/compute/test_random.py", "tests/spec/test_activations.py", "tests/tuner/test_runner.py",
-            "tests/schedules/cuda/test_requantised.py",
+            "tests/numerics/test_tolerance.py", "tests/compute/test_random.py", "tests/spec/test_activations.py",
+            "tests/tuner/test_runner.py", "tests/schedules/cuda/test_requantised.py",
         ],
     ),
-    ("src/im2win/numerics/winograd_*.py", [*_WINOGRAD, "tests/schedules/test_winograd_cpu.py"]),
+    ("src/im2win/numerics/winograd_*.py", [_MATRICES, *_WINOGRAD, "tests/schedules/test_winograd_cpu.py"]),
     ("src/im2win/numerics/winograd_int8.py", _WINOGRAD_TC),
-    ("src/im2win/numerics/winograd_[em]*.py", _WINOGRAD_TC),
-    ("src/im2win/numerics/matvec_program.py", [*_WINOGRAD, "tests/schedules/test_winograd_cpu.py"]),
+    ("src/im2win/numerics/winograd_[em]*.py", [_MATRICES, *_WINOGRAD_TC]),
+    ("src/im2win/numerics/matvec_program.py", [_MATRICES, *_WINOGRAD, "tests/schedules/test_winograd_cpu.py"]),
     (
         "reconstruct/*",
         [
