@@ -11,7 +11,7 @@ from winograd_pair import Pair
 from im2win.emulator import Launch
 from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.fusion import uniform
-from im2win.reconstruct.parse.expressions import ExpressionError, names, parse, terms, text, total
+from im2win.reconstruct.parse.expressions import ExpressionError, names, parse, plain_type, size_of, terms, text, total
 from im2win.reconstruct.parse.scan import written
 from im2win.reconstruct.parse.statements import Assignment, Declaration, If, Loop, Opaque, blanked, every, statements
 from im2win.reconstruct.parse.unit import Edit, Unit, read
@@ -74,6 +74,32 @@ def test_deep_nesting_is_text_that_is_not_followed(what: str) -> None:
     found = list(every(statements(text_, 0, len(text_))))
     assert any(isinstance(part, Opaque) for part in found), what
     assert read(f"extern \"C\" __global__ void k(float* a) {{ {text_} }}").kernel("k").barriers == []
+
+
+SIZES = {
+    1: "bool char int8_t uint8_t uchar void char1", 2: "short ushort half half_t nv_bfloat16 int16_t __half uchar2",
+    4: "int uint unsigned float int32_t uint32_t half2 char4 float1", 8: "double int64_t uint64_t longlong size_t float2 void* float4*",
+    12: "float3", 16: "float4 double2 uint4 longlong2", 32: "double4",
+}  # fmt: skip
+
+
+def test_sizes_of_types() -> None:
+    for size, types in SIZES.items():
+        for name in types.split():
+            assert size_of(plain_type(name)) == size, name
+    assert size_of("signed char") == size_of(plain_type("unsigned char")) == 1
+    assert plain_type("const unsigned  char * __restrict__") == "uchar*" and plain_type("signed char") == "signed char"
+    assert size_of("float5") is size_of("half_t2") is size_of("other") is None
+
+
+@pytest.mark.parametrize(("type_", "least", "most"), [
+    ("char", -128, 127), ("uchar", 0, 255), ("short", -32768, 32767), ("ushort", 0, 65535), ("int", -(2**31), 2**31 - 1),
+    ("uint", 0, 2**32 - 1), ("bool", 0, 1),
+])  # fmt: skip
+def test_casts_of_what_a_type_holds_change_nothing(type_: str, least: int, most: int) -> None:
+    for value, wanted in ((least, least), (most, most), (least - 1, None), (most + 1, None)):
+        found = evaluate(parse(f"({type_})v"), {"v": np.array(value)})
+        assert found is None if wanted is None else found == wanted, value
 
 
 def test_sums_come_apart_and_together() -> None:

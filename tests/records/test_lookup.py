@@ -72,6 +72,8 @@ def test_exact_needs_the_same_threads(log: Log) -> None:
     fill(log, ok(1e-3, threads=4))
     assert look(log).tier == "exact"
     assert look(log, threads=2) == Found(None, "none", [(ok(1e-3, threads=4), "recorded with 4 threads, here there are 2")])
+    many = fill(log, ok(conv=CONV.with_(batch=8), threads=1024))
+    assert look(many, conv=CONV.with_(batch=8), threads=int("1024")).tier == "exact"
 
 
 def test_the_first_log_with_a_record_that_applies_wins(tmp_path: Path) -> None:
