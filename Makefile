@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all papers fuzz fuzz-emulated fuzz-readers lint types docs clean
+.PHONY: help demo test test-all papers fuzz fuzz-emulated fuzz-readers mutation lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  all tests, exhaustive ones included (under 45 minutes)"
 	@echo "make fuzz      10,000 random kernels of this CPU against float64, COUNT=100 for fewer; make fuzz-emulated: 1,000 of CUDA (hours)"
 	@echo "make fuzz-readers SECONDS=60  coverage-guided inputs for each reader of files and keys"
+	@echo "make mutation  COUNT=300 random changes of the source, each against the tests that should notice it (hours; PROCESSES=N)"
 	@echo "make papers    the CPU's part of docs/papers.md, measured on this machine and written into it (about an hour; run nothing else)"
 	@echo "make lint      ruff, and the order of imports"
 	@echo "make types     mypy"
@@ -47,6 +48,15 @@ fuzz-emulated: $(READY)
 fuzz-readers: $(READY)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[fuzz]"
 	$(BIN)/python tests/fuzz/readers.py --seconds $(or $(SECONDS),60) $(READERS)
+
+# Drawn once, then applied one by one to copies of the source; it goes on where it was stopped. MUTATION_ARGS="--again survived" repeats those.
+MUTANTS = build/mutation/drawn-$(or $(COUNT),300)-$(or $(SEED),0).json
+
+mutation: $(READY)
+	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[mutation]"
+	test -f $(MUTANTS) || $(BIN)/python tests/mutation/mutants.py draw --count $(or $(COUNT),300) --seed $(or $(SEED),0) $(MUTANTS)
+	$(BIN)/python tests/mutation/mutants.py run $(MUTANTS) --processes $(or $(PROCESSES),1) \
+		--json $(or $(JSON),$(subst drawn-,found-,$(MUTANTS))) $(MUTATION_ARGS)
 
 # Files of the device's name, as `im2win report` finds them; what a GPU measures is in benchmarks/gpu.
 papers: $(READY)

@@ -13,6 +13,8 @@ from winograd_pair import TENSOR_CORES, Pair
 from im2win.emulator import Launch
 from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rules.barriers import barrier_verdicts, weakened
+from im2win.reconstruct.trace.footprints import epochs
+from im2win.reconstruct.trace.trace import Trace
 from im2win.spec.conv2d import Conv2d
 
 SHARED = "  __shared__ alignas(64) float s[256];\n"
@@ -120,6 +122,17 @@ def test_a_copy_is_under_way_until_it_is_waited_for() -> None:
     assert [verdict.outcome for verdict in barrier_verdicts(kernel(body))] == ["none", "needed"]
     early = body.replace("  im2win::wait_copies<0>();\n", "  im2win::wait_copies<1>();\n")
     assert {verdict.outcome for verdict in barrier_verdicts(kernel(early))} <= {"none", "needed", "not shown"}
+
+
+def test_a_wait_completes_the_oldest_groups_alone() -> None:
+    """Of three groups, waits leave the youngest two, one and none to later epochs, whoever committed more than they name."""
+    copies = "".join(f"  im2win::copy_async<4>((&(s[({T} + {i})])), (&(x[{T}])));\n  im2win::commit_copies();\n" for i in range(3))
+    for left in range(5):
+        trace = Trace(kernel(f"{SHARED}{copies}  im2win::wait_copies<{left}>();\n{BARRIER}  y[{T}] = s[{T}];\n"), {"s"})
+        before, behind = epochs(trace)
+        pending = [access for access in behind.accesses if access.pending]
+        assert len([access for access in before.accesses if access.pending]) == 3
+        assert pending == before.accesses[-min(left, 3) :][: min(left, 3)], left
 
 
 def test_places_that_depend_on_the_block() -> None:

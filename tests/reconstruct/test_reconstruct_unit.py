@@ -10,7 +10,9 @@ from winograd_pair import Pair
 
 from im2win.emulator import Launch
 from im2win.reconstruct import ReconstructError
-from im2win.reconstruct.parse.expressions import ExpressionError, names, parse, terms, text, total
+from im2win.reconstruct.fusion import uniform
+from im2win.reconstruct.parse.expressions import ExpressionError, names, parse, plain_type, size_of, terms, text, total
+from im2win.reconstruct.parse.scan import written
 from im2win.reconstruct.parse.statements import Assignment, Declaration, If, Loop, Opaque, blanked, every, statements
 from im2win.reconstruct.parse.unit import Edit, Unit, read
 from im2win.reconstruct.rulesets import split
@@ -24,6 +26,7 @@ SCOPE = {"a": np.array(7), "b": np.array(-7), "i": np.arange(4), "threadIdx.x": 
     ("expression", "value"),
     [
         ("a + 2 * 3", 13), ("(a + 2) * 3", 27), ("a - 2 - 3", 2), ("b / 2", -3), ("b % 4", -3), ("b >> 1", -4), ("-a / 2", -3),
+        ("a / -2", -3), ("b / -2", 3), ("a % -4", 3), ("b % -4", -3),
         ("a << 2 | 1", 29), ("a & 3 ^ 1", 2), ("1 + (a > 6)", 2), ("a == 7 && b < 0", True), ("!a || b", True), ("~a", -8),
         ("a < b ? 1 : i < 9 ? 2 : 3", [2] * 4), ("min(a, max(b, 3))", 3), ("((int)threadIdx.x) - 2", [-2, -1, 0, 1]), ("0x1F + 1u", 32),
         ("(char)200", None), ("(uint)b", None), ("threadIdx.x - 2", None), ("a / (i - 1)", None), ("unknown + 1", None), ("1.5f", None),
@@ -83,6 +86,32 @@ def test_deep_nesting_is_text_that_is_not_followed(what: str) -> None:
     assert read(f"extern \"C\" __global__ void k(float* a) {{ {text_} }}").kernel("k").barriers == []
 
 
+SIZES = {
+    1: "bool char int8_t uint8_t uchar void char1", 2: "short ushort half half_t nv_bfloat16 int16_t __half uchar2",
+    4: "int uint unsigned float int32_t uint32_t half2 char4 float1", 8: "double int64_t uint64_t longlong size_t float2 void* float4*",
+    12: "float3", 16: "float4 double2 uint4 longlong2", 32: "double4",
+}  # fmt: skip
+
+
+def test_sizes_of_types() -> None:
+    for size, types in SIZES.items():
+        for name in types.split():
+            assert size_of(plain_type(name)) == size, name
+    assert size_of("signed char") == size_of(plain_type("unsigned char")) == 1
+    assert plain_type("const unsigned  char * __restrict__") == "uchar*" and plain_type("signed char") == "signed char"
+    assert size_of("float5") is size_of("half_t2") is size_of("other") is None
+
+
+@pytest.mark.parametrize(("type_", "least", "most"), [
+    ("char", -128, 127), ("uchar", 0, 255), ("short", -32768, 32767), ("ushort", 0, 65535), ("int", -(2**31), 2**31 - 1),
+    ("uint", 0, 2**32 - 1), ("bool", 0, 1),
+])  # fmt: skip
+def test_casts_of_what_a_type_holds_change_nothing(type_: str, least: int, most: int) -> None:
+    for value, wanted in ((least, least), (most, most), (least - 1, None), (most + 1, None)):
+        found = evaluate(parse(f"({type_})v"), {"v": np.array(value)})
+        assert found is None if wanted is None else found == wanted, value
+
+
 def test_sums_come_apart_and_together() -> None:
     tree = parse("((((e * 512) + ((c << 6) - (((int)blockIdx.x) * 16))) + (2 * (e % 3))) + 5)")
     found = terms(tree)
@@ -112,6 +141,36 @@ def test_statements() -> None:
     loop = found[3]
     assert isinstance(loop, Loop) and (loop.name, loop.step) == ("i", 2) and isinstance(loop.body[1], If)
     assert [part.operator for part in every(found) if isinstance(part, Assignment)] == ["", "+"]
+
+
+def test_parameters_that_may_be_written() -> None:
+    """Text that is not understood may write whatever it names; so may a function, and whoever has the address."""
+    for statement, wanted in {
+        "y[0] = x[1];": {"y"},
+        'asm volatile("st.global.f32 [%0], %1;" :: "l"(y), "f"(x[0]));': {"x", "y"},
+        'asm volatile("bar.sync 0;");': set(),
+        "float* alias = y + 4;": {"y"},
+        "y[0] = touch(&x[1], x[2]);": {"x", "y"},
+        "im2win::copy_async<4>((&(y[0])), (&(x[1])));": {"y"},
+        "float value = x[0];": set(),
+    }.items():
+        unit = read(f'extern "C" __global__ void k(float* __restrict__ x, float* __restrict__ y) {{\n  {statement}\n}}\n')
+        assert written(unit.kernel("k")) == wanted, statement
+
+
+def test_blocks_are_uniform_where_no_data_decides() -> None:
+    """The step from block to block along x, in elements; None where data decide whether or where a block writes."""
+    place = "((((int)blockIdx.x) * 16) + ((int)threadIdx.x))"
+    for statement, wanted in {
+        f"y[{place}] = x[{place}];": 16,
+        f"if (3 < ((int)threadIdx.x)) {{ y[{place}] = 1.0f; }}": 16,
+        f"if (0.0f < x[{place}]) {{ y[{place}] = 1.0f; }}": None,
+        f"y[({place} + ((int)x[0]))] = 1.0f;": None,
+        f"y[({place} * ((int)blockIdx.x))] = 1.0f;": None,
+    }.items():
+        source = f'extern "C" __global__ void k(float* __restrict__ x, float* __restrict__ y) {{\n  {statement}\n}}\n'
+        kernel = Unit(source, (Launch("k", ("x", "y"), (4, 1, 1), (16, 1, 1)),)).kernel("k")
+        assert uniform._step(kernel, "y") == wanted, statement
 
 
 def test_tvms_source() -> None:

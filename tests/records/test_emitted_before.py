@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tvm
@@ -41,6 +43,29 @@ def test_a_kernel_is_emitted_once_for_all_processes(emitted: list[Record], tmp_p
     assert len(emitted) == 2
     (path,) = (tmp_path / "emitted").iterdir()
     assert code_digest("cpu") in path.name and tvm.__version__ in path.name and path.read_text().count("\n") == 2
+
+
+def test_the_file_is_closed_again(emitted: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing can be written."""
+    opened, opens = list[int](), os.open
+
+    def noted(path: Any, *how: Any, **options: Any) -> int:
+        descriptor = opens(path, *how, **options)
+        opened.extend([descriptor] if str(path).startswith(str(tmp_path)) else [])
+        return descriptor
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "open", noted)
+    emitted_once(RECORD)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        emitted_once(replace(RECORD, tile={"rows": 8}))
+    assert len(opened) == 2
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_gpu_s_kernel_depends_on_the_gpu(emitted: list[Record]) -> None:

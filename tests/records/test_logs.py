@@ -35,6 +35,17 @@ def test_append_then_read(log: Log) -> None:
     assert log.problems == []
 
 
+def test_what_is_written_is_on_the_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, before `append` returns, and before a pruned file takes the old one's place."""
+    events: list[object] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_size))
+    monkeypatch.setattr(os, "replace", lambda old, new: (events.append("replaced"), replace(old, new)))
+    sizes = [fill(log, record).path(CONV, DEVICE).stat().st_size for record in (ok(), ok(2e-3, trial=1))]
+    log.prune()
+    assert events == [*sizes, log.path(CONV, DEVICE).stat().st_size, "replaced"] and log.read(CONV, DEVICE) == [ok()]
+
+
 def test_a_folder_that_does_not_exist_is_an_empty_log(log: Log) -> None:
     assert log.read(CONV, DEVICE) == log.devices() == log.convs(DEVICE) == log.problems == list(log) == []
     assert not log.folder.exists()

@@ -10,7 +10,7 @@ from recorded import CONV, DEVICE, bad, fill, ok, stale
 
 from im2win.device.gpu import H200
 from im2win.records.log import Log
-from im2win.records.lookup import Found, find
+from im2win.records.lookup import Found, find, superseded
 from im2win.registry.backends import backend_for
 from im2win.spec.conv2d import Conv2d
 
@@ -28,6 +28,14 @@ def test_of_two_about_as_fast_the_leaner_is_found_and_kept(log: Log) -> None:
     assert look(fill(log, large, lean)).record == lean
     log.prune()
     assert log.read(CONV, DEVICE) == [lean]
+
+
+def test_a_candidate_measured_again_counts_as_the_last_time() -> None:
+    """Also where nothing lies between the two, and where the last one is the slower."""
+    first, other, again = ok(1e-3), ok(1.5e-3, tile={"rows": 8}), ok(2e-3)
+    for records in ([first, again], [first, other, again]):
+        assert [superseded(record, records) for record in records] == [True, *[False] * (len(records) - 1)]
+    assert not superseded(first, [first, ok(2e-3, fingerprint="other"), ok(2e-3, threads=4)])
 
 
 def test_nothing_found(log: Log) -> None:
@@ -49,10 +57,23 @@ def test_exact_takes_the_fastest_and_skips_thestale_with_reasons(log: Log) -> No
     assert look(log, target="cuda").record == ok(0.1e-3, target="cuda")
 
 
+def test_devices_are_alike_by_the_words_that_they_share_from_the_first(log: Log) -> None:
+    """A name that ends before they differ shares no more words than it has."""
+    fill(log, ok(device="intel-xeon"), ok(2e-3, device="intel-xeon-rocketlake-4t"))
+    assert look(log).record == ok(2e-3, device="intel-xeon-rocketlake-4t")
+
+
+def test_of_two_logs_with_the_same_other_device_the_first_counts(tmp_path: Path) -> None:
+    mine, shipped = (fill(Log(tmp_path / name), ok(seconds, device="amd-zen5-2t")) for name, seconds in (("b", 2e-3), ("a", 1e-3)))
+    assert look(mine, shipped).record == ok(2e-3, device="amd-zen5-2t")
+
+
 def test_exact_needs_the_same_threads(log: Log) -> None:
     fill(log, ok(1e-3, threads=4))
     assert look(log).tier == "exact"
     assert look(log, threads=2) == Found(None, "none", [(ok(1e-3, threads=4), "recorded with 4 threads, here there are 2")])
+    many = fill(log, ok(conv=CONV.with_(batch=8), threads=1024))
+    assert look(many, conv=CONV.with_(batch=8), threads=int("1024")).tier == "exact"
 
 
 def test_the_first_log_with_a_record_that_applies_wins(tmp_path: Path) -> None:

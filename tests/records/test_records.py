@@ -175,6 +175,7 @@ def test_each_field_is_held_to_its_rule_in_a_line_and_in_the_constructor(name: s
     [
         ({"samples_s": []}, '`samples_s` (=()) must be a list of at least one time, as `outcome` (="ok") says.'),
         ({"outcome": "wrong"}, "`samples_s` (=(0.002, 0.001, 0.004)) must be empty, as `outcome` (='wrong') is not ok."),
+        ({"error": 1.1e-5}, "`error` (=1.1e-05) must be at most `tolerance` (=1e-05)"),
         ({"error": 1e-3}, '`error` (=0.001) must be at most `tolerance` (=1e-05), as `outcome` (="ok") says.'),
         ({"conv": "resnet"}, "`conv` (='resnet') must be the key of a valid Conv2d: Conv2d.parse: key 'resnet' must look like n8-"),
         ({"conv": "n1-c1x2x2-k1x3x3"}, "must be the key of a valid Conv2d: Conv2d: the window of `kernel` (=3)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ from oracle import Array, assert_equal, exact_tensors, integers, oracle
 import im2win
 from im2win import Conv2d
 from im2win.packing.cpu_blocked import FilterPack
+from im2win.runtime import tensors as views
 from im2win.runtime.op import Op
 
 CONV = Conv2d.parse("n2-c5x11x13-k16x3x3-p1")
@@ -143,6 +145,29 @@ def test_out_may_be_part_of_a_larger_tensor() -> None:
     default(conv)(x, w, out=whole[:, 8:24])
     assert_equal(conv, np.ascontiguousarray(whole[:, 8:24]), expected)
     assert not whole[:, :8].any() and not whole[:, 24:].any()
+
+
+@pytest.mark.parametrize("name", ["data", "residual"])
+def test_out_may_touch_an_input_but_not_overlap_it(name: str) -> None:
+    """An output that begins before the input and ends in it, too."""
+    conv = POINTWISE.with_(residual=name == "residual")
+    tensors = exact_tensors(conv)
+    layer, size, length = default(conv).bind(tensors["filter"]), math.prod(conv.output_shape), tensors[name].size
+    memory = np.zeros(2 * size + length, np.float32)
+    given = memory[size : size + length].reshape(tensors[name].shape)
+    given[...] = tensors[name]
+    arguments = [given if one == name else tensors[one] for one in ("data", "residual") if one in tensors]
+    for first in (0, size + length):
+        out = memory[first : first + size].reshape(conv.output_shape)
+        assert_equal(conv, layer(*arguments, out=out), oracle(conv, **tensors))
+    for first in (1, size // 2, size, size + length - 1):
+        with pytest.raises(ValueError, match="`out` must not overlap x or residual"):
+            layer(*arguments, out=memory[first : first + size].reshape(conv.output_shape))
+
+
+def test_strides_of_axes_of_one_element_say_nothing() -> None:
+    assert views._compact((1, 8, 1, 4), (7, 4, 9, 1)) and views._compact((2, 3), (3, 1)) and views._compact((), ())
+    assert not views._compact((2, 8, 1, 4), (7, 4, 9, 1)) and not views._compact((3, 2), (1, 3)) and not views._compact((4,), (2,))
 
 
 def test_read_only_input() -> None:

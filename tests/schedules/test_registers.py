@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from ops import host
+from tvm import tirx
 
 from im2win.codegen.llvm import compile_module
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.schedules import schedule_of
+from im2win.schedules.cpu.loop_peeling import _likely
 from im2win.schedules.cpu.tile import Tile
 from im2win.spec.conv2d import Conv2d
 
@@ -39,6 +42,22 @@ def test_a_tile_of_1024_bytes_takes_nothing_from_the_pool() -> None:
     code = source(f"n1-c8x14x14-k{wide.block}x1x1-NHWC", wide)
     assert from_the_pool(code) == from_the_pool(source(f"n1-c8x14x14-k{narrow.block}x1x1-NHWC", narrow))
     assert not re.search(r"alloca (\[\d+ x float\]|<)", code), "every sum is a register, with no memory behind it"
+
+
+def test_each_condition_of_a_predicate_is_cut_by_itself() -> None:
+    """`likely(a and b)` would cut none."""
+    i, j = (tirx.Var(name, "int32") for name in "ij")
+    marked = str(_likely(tirx.And(tirx.And(i < 3, j < 4), i < j)))
+    assert marked.count("likely(") == 3 and not re.search(r"likely\([^()]*and", marked), marked
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+def test_tiles_fill_the_registers_and_no_more(registers: int) -> None:
+    """Sums, a step of the vector operand, and one register for a broadcast, which an instruction may read from memory."""
+    conv, machine = Conv2d.parse("n1-c8x40x40-k16x3x3-NHWC"), replace(host(), registers=registers, lanes=8)
+    for cols in range(registers - 4, registers + 12):
+        found = schedule_of("direct/tiled").scheduler.violations(conv, Tile("channels", 8, 1, 1, cols, 1, 1, "cuv", 4), machine)
+        assert any("registers" in reason for reason in found) == (cols + 2 > registers + 1), cols
 
 
 def test_what_is_staged_still_comes_from_the_pool() -> None:

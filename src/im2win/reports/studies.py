@@ -15,6 +15,7 @@ from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
 from im2win.reports import fuzz as fuzz_report
+from im2win.reports import mutation as mutation_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
@@ -26,6 +27,7 @@ from im2win.studies.entries import (
     EPILOGUES,
     FUZZ,
     MODELS,
+    MUTATION,
     OPERATORS,
     OVERHEAD,
     PYTORCH,
@@ -56,6 +58,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     ZOO: zoo_report.table,
     FUZZ: fuzz_report.table,
     BROKEN: fuzz_report.broken_table,
+    MUTATION: mutation_report.table,
 }
 
 

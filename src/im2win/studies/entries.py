@@ -34,6 +34,8 @@ COMPARED = ("im2win/fused", "im2win/stored", "direct/tiled", "im2col/tiled", "im
 LIBRARY_GEMM = "im2col and library product"  # the name of a subject
 
 FUZZ, BROKEN = "fuzz", "broken-kernels"  # of tests/fuzz/kernels.py and tests/fuzz/broken.py
+MUTATION = "mutation"  # of tests/mutation/mutants.py
+KILLED, SURVIVED, TIMEOUT, INCOMPETENT = "killed", "survived", "timeout", "incompetent"  # what becomes of a mutant
 
 WINOGRAD_TC = "winograd-tensor-cores"
 PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
