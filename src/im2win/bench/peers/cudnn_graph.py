@@ -1,10 +1,10 @@
 """cuDNN's graph interface (package nvidia-cudnn-frontend, `import cudnn`): a layer as graphs of operations, and the plans that run them.
 
-A graph is the convolution with the layer's epilogue behind it. cuDNN's heuristics, asked in all their modes, list plans for it: an engine and
-values of its knobs each, far more than the eight algorithms that `im2win.bench.peers.cudnn` calls by name.
+A graph is the convolution with the layer's epilogue behind it. cuDNN's heuristics, asked in all their modes, list plans for it: an engine
+and values of its knobs each, far more than the eight algorithms that `im2win.bench.peers.cudnn` calls by name.
 
-Sums are float32, and int32 for int8, as ours. Everything between the convolution and the output is float32. The scale of a requantised layer
-is a product with one number for each channel. So that the strongest plan is among them, a layer may have several graphs:
+Sums are float32, and int32 for int8, as ours. Everything between the convolution and the output is float32. The scale of a requantised
+layer is a product with one number for each channel. So that the strongest plan is among them, a layer may have several graphs:
 
 - the whole layer: engines that cuDNN compiles at run time, one by one, for the fused operations;
 - the same with a copy at the end, for int8 sums without an epilogue: without it there are only engines without tensor cores;
@@ -29,7 +29,8 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 
 MODES = ("A", "B", "FALLBACK")
 """cudnn.heur_mode: the model, another model that may take longer, and what runs where both list nothing."""
-TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16", "int8": "INT8", "uint8": "UINT8", "int32": "INT32"}  # cudnn.data_type
+TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16", "int8": "INT8", "uint8": "UINT8", "int32": "INT32"}
+"""Names in cudnn.data_type."""
 WHOLE, COPIED, ALONE = "", "with a copy: ", "convolution alone: "  # graphs of a layer, in front of the names of their plans
 
 
@@ -45,8 +46,8 @@ def unsupported(conv: Conv2d) -> str | None:
 def excluded_notes(conv: Conv2d, accuracy: Accuracy) -> tuple[str, ...]:
     """Names in cudnn.numerical_note of what a plan must not do.
 
-    No plan may round inputs to a narrower type. Tensor cores multiply float32 as TF32, which the accuracy has to allow. The accuracy "exact"
-    is for direct sums in the type of the sums: it excludes Winograd's form, FFT, and parts of a sum that are stored in a narrower type.
+    No plan may round inputs to a narrower type. Tensor cores multiply float32 as TF32, which the accuracy has to allow. "exact" is for
+    direct sums in the type of the sums: it excludes Winograd's form, FFT, and parts of a sum that are stored in a narrower type.
     """
     notes = ["DOWN_CONVERT_INPUTS"]
     if conv.dtype == "float32" and not allows(accuracy, "tf32"):
@@ -69,7 +70,7 @@ def frontend() -> Any:
     except Exception as error:
         raise PeerError(f"cudnn-graph: nvidia-cudnn-frontend cannot be used: {brief(error)}.") from error
     if not hasattr(module, "pygraph"):
-        raise PeerError("cudnn-graph: the module cudnn has no pygraph; it must be that of nvidia-cudnn-frontend, pip install 'im2win[cudnn]'.")
+        raise PeerError("cudnn-graph: the module cudnn must be that of nvidia-cudnn-frontend, with pygraph; pip install 'im2win[cudnn]'.")
     return module
 
 
@@ -166,7 +167,8 @@ def planned(cudnn: Any, conv: Conv2d, layout: str, kind: str, accuracy: Accuracy
         PeerError: cuDNN has no plan for the graph, with its message.
     """
     types = cudnn.data_type
-    graph = cudnn.pygraph(io_data_type=getattr(types, TYPES[conv.dtype]), intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **how)
+    given = getattr(types, TYPES[conv.dtype])
+    graph = cudnn.pygraph(io_data_type=given, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **how)
     writer = _Writer(cudnn, graph)
     result = _written(writer, conv, layout, kind)
     shape = (conv.batch, conv.out_channels, *conv.output_size)

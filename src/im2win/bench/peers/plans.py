@@ -1,7 +1,7 @@
 """Chooses the fastest right plan of a library that offers many for one problem: every plan is built, checked and timed by itself.
 
-Libraries rank their plans by a model and run the first one. Here each plan is timed, within a limit of seconds for a problem, in the order in
-which the library ranks them, so that what the limit leaves out is what the library itself expects to be slow.
+Libraries rank their plans by a model and run the first one. Here each plan is timed, within a limit of seconds for a problem, in the order
+in which the library ranks them, so that what the limit leaves out is what the library itself expects to be slow.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chosen(Generic[P]):
     def said(self) -> str:
         """The plan's name, and how many others it was chosen from."""
         parts = [f"the fastest of {counted(len(self.timed), 'plan')}"]
-        parts += [f"{len(names)} {what}" for names, what in ((self.refused, "refused"), (self.wrong, "wrong")) if names]
+        parts += [f"{len(names)} {what}" for names, what in ((self.refused, "not available"), (self.wrong, "wrong")) if names]
         parts += [f"{self.left} not tried for lack of time"] if self.left else []
         return f"{self.name} ({', '.join(parts)})"
 
@@ -104,6 +104,7 @@ def _none_right(count: int, refused: dict[str, str], wrong: dict[str, str], left
     """Why no plan can be used."""
     if not count:
         return "there is no plan for this problem."
-    parts = [f"{len(names)} {what} ({next(iter(names.values()))})" for names, what in ((refused, "refused"), (wrong, "wrong")) if names]
+    kinds = ((refused, "not available"), (wrong, "wrong"))
+    parts = [f"{len(names)} {what} ({next(iter(names.values()))})" for names, what in kinds if names]
     parts += [f"{left} not tried for lack of time"] if left else []
     return f"none of {counted(count, 'plan')} is right: {'; '.join(parts)}."
