@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -193,3 +196,32 @@ def test_the_limit_leaves_the_last_plans_out_but_never_the_first() -> None:
 def test_no_plans_at_all_are_an_error() -> None:
     with pytest.raises(PlanError, match="there is no plan for this problem"):
         chosen({}, 60.0, [0.0])
+
+
+H200 = {  # as cuDNN describes the device to itself
+    "deviceName": "NVIDIA H200", "deviceVer": 900, "driverVer": 13000, "cudaDeviceId": 0, "pciDeviceId": 0, "multiProcessorCount": 132,
+    "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64], "warpSize": 32, "regsPerBlock": 65536,
+    "maxRegistersPerSM": 65536, "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 232448, "l2CacheSize": 62914560,
+    "reservedSharedMemoryPerBlock": 1024, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "isTccDriver": False,
+    "supportCoopLaunch": True, "totalGlobalMem": 150000000000, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_cudnn_lists_plans_for_the_graphs() -> None:
+    """cuDNN plans for a described device, where there is none. (It compiles fused operations only with a driver, so they are left out.)"""
+    try:
+        library = cudnn_graph.frontend()
+        device = library.create_device_properties(json.dumps(H200))
+    except (PeerError, RuntimeError) as error:
+        pytest.skip(f"cuDNN's graph interface is not there: {error}")
+    layer, built = Conv2d.parse("n32-c64x56x56-k64x3x3-p1"), dict[tuple[str, str], int]()
+    for dtype, layout, accuracy in itertools.product(("float32", "float16", "bfloat16", "int8"), ("NCHW", "NHWC"), ("exact", "tf32")):
+        conv = layer.with_(dtype=dtype, layout=layout)
+        graph = cudnn_graph.planned(library, conv, layout, cudnn_graph.WHOLE, accuracy, device_property=device)  # type: ignore[arg-type]
+        for index in range(len(graph.names)):
+            with contextlib.suppress(RuntimeError):
+                graph.built.build_plan_at_index(index)
+                built[f"{dtype} {layout}", accuracy] = built.get((f"{dtype} {layout}", accuracy), 0) + 1
+        assert graph.names[0].startswith("eng") and built[f"{dtype} {layout}", accuracy]
+    assert built["float32 NHWC", "exact"] < built["float32 NHWC", "tf32"]
