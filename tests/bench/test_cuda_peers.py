@@ -148,6 +148,7 @@ def test_inductor_refuses_integers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's compiler uses what PyTorch deprecates
 def test_a_compiled_layer_computes_it() -> None:
     """On a CPU, with the options for a GPU, whose names PyTorch checks."""
     from im2win.tuner.runners.cuda import device_tensors, reference
