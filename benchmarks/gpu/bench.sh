@@ -16,7 +16,7 @@ if wanted papers12; then bench papers12-float32-b128 papers12 --batch 128; fi
 if wanted tvm; then (
   logs=$(mktemp -d) trials=${TRIALS:-64}  # ours with the same trials, not the records of longer runs
   python3 -c 'from im2win.cli.main import main; main()' tune papers12 --batch 128 --target cuda --trials "$trials" --logs "$logs"
-  bench papers12-tvm"$trials"-float32-b128 papers12 --batch 128 --against tvm --tvm-trials "$trials" ${TVM_CACHE:+--tvm-cache "$TVM_CACHE"}
+  bench papers12-tvm"$trials"-float32-b128 papers12 --batch 128 --against torch,cudnn,tvm --tvm-trials "$trials" ${TVM_CACHE:+--tvm-cache "$TVM_CACHE"}
 ); fi
 if wanted exact; then
   bench papers12-exact-float32-b128 papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7

@@ -76,6 +76,7 @@ BAD = [
     ("build {small} --out {empty} --algorithm quick", "must be auto, one of"),
     ("build {small} --out {empty} --target tpu", r"`target` \(='tpu'\) must be"),
     ("bench {small} --against cudnn", r"`against` \(='cudnn'\) must be one of torch"),
+    ("bench {small} --target cuda --against onnxruntime", r"`against` \(='onnxruntime'\) must be of torch, inductor, .*cudnn-graph"),
     ("bench {small} --against none --rounds 0", r"`rounds` \(=0\) must be at least 1"),
     ("bench {small} --against none --algorithms quick", "must be auto, one of"),
     ("logs", "Missing command"),
@@ -245,7 +246,6 @@ def test_numbers() -> None:
         (["--target", "gpu"], "`target` (='gpu') must be one of cpu, cuda."),
         (["--target", "cuda", "--threads", "2"], "`--threads` is for target cpu"),
         (["--target", "cuda", "--memory"], "`--memory` is for target cpu"),
-        (["--target", "cuda", "--against", "onnxruntime"], "`--against` on a GPU must be tvm"),
         (["--resume"], "`--resume` needs `--json FILE`"),
     ],
 )

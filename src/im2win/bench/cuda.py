@@ -1,4 +1,4 @@
-"""The GPU benchmark: im2win, PyTorch's cuDNN in both layouts, and every forward algorithm of cuDNN by name (see `bench.cuda_harness`).
+"""The GPU benchmark: im2win and its peers (`bench.cuda_peers`) on the same layers, in rounds of one process (`bench.cuda_harness`).
 
 Filter packing and layout conversion of the input are never timed. im2win's transform is, and where there is one it is also timed alone, in
 the same rounds.
@@ -6,6 +6,8 @@ the same rounds.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +17,10 @@ from typing import Any
 
 from im2win.bench.cpu import Progress, commit, spreads, versions
 from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
-from im2win.bench.cuda_harness import (
-    Subject,
-    cudnn_subjects,
-    interleaved,
-    op_subject,
-    prepared,
-    set_up_peers,
-    torch_subject,
-    tvm_searched,
-)
+from im2win.bench.cuda_harness import Subject, interleaved, op_subject, prepared, set_up_peers
+from im2win.bench.cuda_peers import DEFAULT, PLAN_S, TVM, Peers
+from im2win.bench.peers.cuda import cudnn_math
+from im2win.bench.peers.cudnn import supports
 from im2win.bench.results import OURS, UNTUNED, Result, Row, roofline_fraction, suite_of
 from im2win.bench.resume import highest_ceilings, in_order, kept
 from im2win.bench.source import digests
@@ -39,7 +35,6 @@ from im2win.spec.suites import Layer
 from im2win.tuner.runners.cuda import Bench
 
 TRANSFORM = "transform"
-PYTORCH = {"torch_nchw": "NCHW", "torch_nhwc": "NHWC"}
 
 Ours = tuple[Conv2d, str]
 
@@ -63,32 +58,39 @@ def _ours(bench: Bench, gpu: Gpu, accuracy: Accuracy, library: Library | str) ->
 def run(
     layers: Sequence[Layer],
     *,
+    against: Sequence[str] = DEFAULT,
     logs: Path | None = None,
     algorithm: str = "auto",
     accuracy: Accuracy = "float32",
     untuned: bool = False,
     rounds: int = 15,
-    tvm_trials: int = 0,
+    plan_s: float = PLAN_S,
+    tvm_trials: int = 64,
     tvm_cache: Path | None = None,
     suite: str = "custom",
     progress: Progress | None = None,
     keep: Callable[[Result], object] | None = None,
     note: Callable[[str], object] | None = None,
     before: Result | None = None,
+    extra: Mapping[str, Callable[[Bench], Subject]] | None = None,
 ) -> Result:
     """Times the layers on the first GPU. The result has one row for each.
 
     Args:
+        against: names of peers (see `im2win.bench.cuda_peers`).
         logs, algorithm, accuracy: as in `im2win.build`.
         untuned: time the default tile too.
         rounds: samples of each subject.
-        tvm_trials: candidates that TVM's default search may try for a layer; 0 leaves it out.
+        plan_s: seconds in which plans of cuDNN's graph interface are tried, for a layer and layout.
+        tvm_trials: candidates that TVM's default search may try for a layer.
         tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`; missing searches are made for all layers at once, before the first layer is
             timed.
         progress, keep, before: see `im2win.bench.cpu.run`.
         note: called with lines of text while TVM searches.
+        extra: further peers by name, each a function that prepares a subject for a layer.
 
     Raises:
+        ValueError: a name in `against` is no peer on a GPU.
         NoGpuError: there is no GPU. A subject that fails is a message in its row instead.
         ResultError: see `im2win.bench.cpu.run`.
     """
@@ -97,23 +99,26 @@ def run(
     gpu = device_gpu()
     set_up_peers(accuracy)
     limits = measure_ceilings()
-    result = new_result(f"{suite}-tvm{tvm_trials}" if tvm_trials else suite, layers, gpu, limits, accuracy)
-    rows: dict[int, Row] = {}
-    if before is not None:
-        names = [*PYTORCH, *(["tvm"] if tvm_trials else [])]
-        rows = kept(before, result, layers, gpu, accuracy=accuracy, peers=names, untuned=untuned, logs=logs, algorithm=algorithm)
-        result.ceilings = highest_ceilings(before, result)
-    others = [layer for place, layer in enumerate(layers) if place not in rows]
-    with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
-        built = build_all(recipes(others, gpu, logs, algorithm, accuracy, untuned), Path(folder))
-        cache = tvm_cache or Path(folder) / "tvm"
-        searched = tvm_searched([layer.conv for layer in others], gpu, tvm_trials, cache, note) if tvm_trials else {}
+    result = new_result(f"{suite}-tvm{tvm_trials}" if TVM in against else suite, layers, gpu, limits, accuracy)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-")))
+        cache = tvm_cache or folder / "tvm"
+        peers = Peers(against, accuracy, gpu, plan_s=plan_s, tvm_trials=tvm_trials, tvm_cache=cache, note=note, extra=extra)
+        stack.enter_context(peers)
+        rows: dict[int, Row] = {}
+        if before is not None:
+            known = with_algorithms(before, accuracy) if peers.by_name else before
+            rows = kept(known, result, layers, gpu, accuracy=accuracy, peers=peers.names, untuned=untuned, logs=logs, algorithm=algorithm)
+            result.ceilings = highest_ceilings(before, result)
+        others = [layer for place, layer in enumerate(layers) if place not in rows]
+        built = build_all(recipes(others, gpu, logs, algorithm, accuracy, untuned), folder)
+        peers.search([layer.conv for layer in others])
         for done, layer in enumerate(layers, 1):
             row = rows.get(done - 1)
             if row is None:
                 torch.cuda.empty_cache()
                 ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
-                row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
+                row = time_layer(layer, gpu, limits, accuracy, ours, rounds, peers)
                 row.tier = tier_of(layer.conv, gpu, logs, algorithm, accuracy)
             rows[done - 1] = row
             result.layers = in_order(rows)
@@ -122,6 +127,18 @@ def run(
             if progress is not None:
                 progress(done, len(layers), row)
     return result
+
+
+def with_algorithms(before: Result, accuracy: Accuracy) -> Result:
+    """An earlier result without the rows that lack the algorithms of cuDNN by name though cuDNN has them for the layer."""
+
+    def complete(row: Row) -> bool:
+        conv = Conv2d.parse(row.conv)
+        return supports(conv, cudnn_math(conv, accuracy)) is not None or any(
+            name.startswith("cudnn_") for name in (*row.peers, *row.peers_failed)
+        )
+
+    return dataclasses.replace(before, layers=[row for row in before.layers if complete(row)])
 
 
 def tier_of(conv: Conv2d, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy) -> str:
@@ -135,19 +152,14 @@ def tier_of(conv: Conv2d, gpu: Gpu, logs: Path | None, algorithm: str, accuracy:
 
 
 def time_layer(
-    layer: Layer, gpu: Gpu, limits: dict[str, float], accuracy: Accuracy, ours: Mapping[str, Library | str], rounds: int,
-    searched: Mapping[str, Callable[[Bench], Subject]],
+    layer: Layer, gpu: Gpu, limits: dict[str, float], accuracy: Accuracy, ours: Mapping[str, Library | str], rounds: int, peers: Peers,
 ) -> Row:
-    """Checks and times every subject on one layer: im2win's kernels, PyTorch, the searched kernels, and all algorithms of cuDNN."""
+    """Checks and times every subject on one layer: im2win's kernels and the peers."""
     bench = Bench(layer.conv, 0)
     row = Row(layer.name, str(layer.conv), layer.count)
-    with cudnn_subjects(bench, accuracy) as named:
-        preparations: list[tuple[str, Callable[[], Subject]]] = [
-            *((name, partial(_ours, bench, gpu, accuracy, library)) for name, library in ours.items()),
-            *((name, partial(torch_subject, bench, layout)) for name, layout in PYTORCH.items()),
-            *((name, partial(prepare, bench)) for name, prepare in searched.items()),
-        ]
-        ready, row.peers_failed = prepared([*preparations, *named])
+    with peers.of(bench) as others:
+        mine = [(name, partial(_ours, bench, gpu, accuracy, library)) for name, library in ours.items()]
+        ready, row.peers_failed = prepared([*mine, *others])
         row.failed = row.peers_failed.pop(OURS, None)
         samples = interleaved(bench, with_transform(ready), rounds)
     row.spread = spreads(samples)
@@ -165,6 +177,7 @@ def _note(row: Row, conv: Conv2d, ready: dict[str, Subject], limits: dict[str, f
     medians = {name: spread.median for name, spread in row.spread.items()}
     row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
     row.peers = medians
+    row.peers_chosen = {name: ready[name].algorithm for name in medians if ready[name].algorithm}
     row.peers_extra_bytes = {name: ready[name].extra_bytes or 0 for name in medians}
     row.best_peer = min(medians, key=lambda name: medians[name], default=None)
     if OURS in ready:

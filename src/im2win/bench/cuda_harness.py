@@ -42,7 +42,9 @@ class Subject:
         extra_bytes: bytes of its workspace.
         error: against the reference.
         transform: the transform of the call alone; None without one.
+        algorithm: what im2win runs, or what a peer with a choice chose.
         tile: of im2win's subjects.
+        sample: takes a sample (seconds of one call) where the call runs in another process; None where the harness takes it.
     """
 
     call: Callable[[], Any]
@@ -52,13 +54,14 @@ class Subject:
     tuned: bool = False
     transform: Callable[[], Any] | None = None
     tile: Mapping[str, Any] = field(default_factory=dict)
+    sample: Callable[[], float] | None = None
 
 
 class WrongError(RuntimeError):
     """A wrong output, or a subject that does not support the problem."""
 
 
-def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] | None = None) -> float:
+def measured_error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] | None = None) -> float:
     """The error of an output.
 
     Args:
@@ -103,7 +106,7 @@ def torch_subject(bench: Bench, layout: str) -> Subject:
     call = torch_call(conv, bench.inputs, layout)
     held, y = call_bytes(call)
     extra = held - y.numel() * y.element_size()
-    error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
+    error = measured_error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
     return Subject(call, max(0, extra), error)
 
 
@@ -167,7 +170,7 @@ def cudnn_subjects(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[
                 call()
             except CudnnError as error:
                 raise WrongError(str(error)) from None
-            return Subject(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE, right))
+            return Subject(call, plan.workspace_bytes, measured_error(bench, out, PEER_TOLERANCE, right))
 
         yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
 
@@ -220,8 +223,12 @@ def interleaved(bench: Bench, ready: Mapping[str, Subject], rounds: int, seconds
     """Samples in seconds per call: up to `rounds` of each subject, fewer if they would take longer than `seconds`, at least one."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
     counts = {}
+
+    def taken(subject: Subject) -> float:
+        return sample(bench, subject.call) if subject.sample is None else subject.sample()
+
     for name, subject in ready.items():
-        first = sample(bench, subject.call)
+        first = taken(subject)
         counts[name] = rounds if first * rounds <= seconds else max(1, int(seconds / first))
         for _ in range(min(WARM_CALLS, counts[name]) - 1):
             subject.call()
@@ -229,5 +236,5 @@ def interleaved(bench: Bench, ready: Mapping[str, Subject], rounds: int, seconds
     for turn in range(rounds):
         for name in order.sample(list(ready), len(ready)):
             if turn < counts[name]:
-                samples[name].append(sample(bench, ready[name].call))
+                samples[name].append(taken(ready[name]))
     return samples

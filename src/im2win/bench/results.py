@@ -54,6 +54,7 @@ class Row:
         date, source: when the layer was measured, and the digest of the source that did; "" where that was the run that wrote the file.
         peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where requested;
             `peak_failed` says why it could not be measured.
+        peers_chosen: what peers with a choice of their own run: a plan of cuDNN's graph interface, kernels of Inductor, and so on.
         peers_extra_bytes: bytes that peers allocate beside input, filter and output, where measured (on a GPU).
     """
 
@@ -87,6 +88,7 @@ class Row:
     untuned_fingerprint: str = ""
     date: str = ""
     source: str = ""
+    peers_chosen: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

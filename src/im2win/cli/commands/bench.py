@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from im2win.spec.suites import Layer
 
 PEERS = "torch,onnxruntime"
-AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, openvino, tvm; or none."
+AGAINST = (
+    "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, openvino, tvm; or none. On a GPU: torch, cudnn (every algorithm by "
+    "name; these two are the default), cudnn-graph (in the layer's layout), cudnn-graph_nchw, cudnn-graph_nhwc, inductor (both layouts), "
+    "inductor_nchw, inductor_nhwc, tvm; or none."
+)
 RESUME = "Measure only layers that the file of --json lacks, or that would be timed with other kernels or other peers today."
 
 
@@ -46,6 +50,7 @@ def bench(
     out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
+    plan_seconds: Annotated[float, typer.Option(min=0, help="Seconds to try plans of the peer cudnn-graph, for each layer.")] = 60.0,
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
     tvm_cache: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.", callback=outputs.folder)
@@ -60,16 +65,14 @@ def bench(
     if target == "cuda":
         given = {"threads": threads is not None, "memory": memory}
         for name in (name for name, said in given.items() if said):
-            raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
-        if against not in (PEERS, "tvm"):
-            raise typer.BadParameter("`--against` on a GPU must be tvm, beside PyTorch and all of cuDNN, or left out.")
+            raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU has neither.")
     chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     from im2win.bench import cpu as benchmark
 
-    names = _names(algorithms)
+    names, peers = _names(algorithms), _peers(against, target)
     how: dict[str, object] = {"batch": batch, "dtype": dtype, "out-dtype": out_dtype, "layout": layout, "threads": threads, "logs": logs}
     how |= {"target": target if target != "cpu" else None, "accuracy": accuracy if accuracy != "float32" else None}
     for name in names:
@@ -77,13 +80,13 @@ def bench(
         keep = None if path is None else partial(_save, path)
         before = Result.load(path) if resume and path is not None and path.exists() else None
         if target == "cuda":
-            trials = tvm_trials if against == "tvm" else 0
-            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache, keep, before)
+            extra = {"against": peers, "plan_s": plan_seconds, "tvm_trials": tvm_trials, "tvm_cache": tvm_cache}
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, keep, before, extra)
             _finish(console, result, path, what, how | {"algorithm": name if name != "auto" else None})
             continue
         result = benchmark.run(
             chosen,
-            against=[] if against == "none" else against.split(","),
+            against=peers,
             threads=threads,
             logs=logs,
             algorithm=name,
@@ -124,14 +127,19 @@ def _finish(console: Console, result: Result, path: Path | None, what: str, how:
 
 def _on_gpu(
     layers: list[Layer], logs: Path | None, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
-    tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None, before: Result | None,
+    keep: Callable[[Result], None] | None, before: Result | None, peers: Mapping[str, Any],
 ) -> Result:
+    """Runs the benchmark on the first GPU.
+
+    Args:
+        peers: arguments of `im2win.bench.cuda.run` that are about peers.
+    """
     from im2win.bench import cuda as cuda_bench
 
     suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
         layers, logs=logs, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
-        rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
+        rounds=rounds, suite=suite, **peers,
         progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console), before=before,
     )  # fmt: skip
 
@@ -144,6 +152,16 @@ def _names(algorithms: str) -> list[str]:
         if name != "auto":
             schedule_of(name)  # raises for an unknown name before anything is measured
     return names
+
+
+def _peers(against: str, target: str) -> list[str]:
+    """Names of peers; on a GPU the default is the one there, and others than the GPU's are refused before anything is measured."""
+    given = [] if against == "none" else [name.strip() for name in against.split(",")]
+    if target != "cuda":
+        return given
+    from im2win.bench import cuda_peers
+
+    return list(cuda_peers.DEFAULT) if against == PEERS else cuda_peers.expanded(given)
 
 
 def _noter(console: Console) -> Callable[[str], None]:
@@ -170,6 +188,8 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
         how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
         how += f", measured on {row.date[:10]}" if row.date else ""
         console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
+        for name, chosen in row.peers_chosen.items():
+            console.print(f"  {name} {row.peers[name]:.3f} ms: {escape(chosen)}", soft_wrap=True)
         if row.peak_failed:
             console.print(f"  peak memory: {escape(row.peak_failed)}", soft_wrap=True)
         for name, reason in row.peers_failed.items():
