@@ -32,6 +32,7 @@ from im2win.spec.conv2d import Conv2d
 
 STAGE = Stage(im2win.IM2WIN, stored=True)
 TRANSFORM_THREADS = 256  # of a block that stores the im2win tensor
+ALIGNMENT = 128  # bytes, of a tensor between kernels
 VECTOR = 4  # elements of the widest load
 SPARE = 4  # elements between rows of windows in shared memory, so that stores of columns have no bank conflict
 LANES = 4, 8  # threads of a warp along channels and along windows
@@ -43,6 +44,7 @@ class CudaRung:
 
     blocks, shared, micro_kernel, vectorized, prefetch: see the functions below.
     production: the schedule of the registry instead of all these steps.
+    by_hand: a kernel that is written loop by loop (cuda_ladder_by_hand.py) instead of these steps.
     """
 
     title: str
@@ -53,6 +55,7 @@ class CudaRung:
     vectorized: bool = False
     prefetch: bool = False
     production: bool = False
+    by_hand: bool = False
 
     def __post_init__(self) -> None:
         for name, reason in (
@@ -125,6 +128,9 @@ WITHOUT: dict[str, CudaRung] = {
         ("prefetch", "prefetch"),
     )
 }
+BY_HAND: dict[str, CudaRung] = {
+    f"by_hand_{name}": replace(rung, by_hand=True) for name, rung in {**RUNGS, **WITHOUT}.items() if not rung.production
+}
 
 
 def supports(conv: Conv2d) -> str | None:
@@ -152,6 +158,11 @@ def sizes_of(conv: Conv2d, rung: CudaRung) -> Sizes:
 def pack_of(conv: Conv2d, rung: CudaRung) -> FilterPack:
     """The packing of filters for a rung of the thesis: in the order of a window, one by one or by block."""
     return FilterPack(sizes_of(conv, rung).block_m if rung.blocks else 1, "cvu")
+
+
+def workspace_bytes(conv: Conv2d) -> int:
+    """Bytes of the im2win tensor, rounded up to whole lines."""
+    return -(-im2win.transform_bytes(conv) // ALIGNMENT) * ALIGNMENT
 
 
 def define(conv: Conv2d, rung: CudaRung) -> list[te.Tensor]:
@@ -189,7 +200,7 @@ def schedule(conv: Conv2d, tensors: Sequence[te.Tensor], rung: CudaRung) -> Sche
     return form.sch
 
 
-def transform(conv: Conv2d, tensors: Sequence[te.Tensor]) -> Any:
+def transform(tensors: Sequence[te.Tensor]) -> Any:
     """The function (data, im2win tensor) of the transform alone, to measure its time."""
     windows = next(tensor for tensor in _tensors(tensors[-1]) if tensor.op.name == im2win.IM2WIN)
     sch = Schedule(te.create_prim_func([tensors[0], windows]))
