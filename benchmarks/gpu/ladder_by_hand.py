@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/ladder_by_hand.py OUT [--layers conv1,conv9] [--seconds 0.3]
 
-Prints the speed of every scheduled rung over its kernel by hand (above 1: the schedule is faster), and that of the project's im2win schedule
-over Alg. 9. OUT/ladder-by-hand.json has all times. Needs PyTorch with CUDA and nvcc.
+Prints the speed of every scheduled rung over its kernel by hand (above 1: the schedule is faster), and that of the project's im2win
+schedule over Alg. 9. OUT/ladder-by-hand.json has all times. Needs PyTorch with CUDA and nvcc.
 """
 
 from __future__ import annotations

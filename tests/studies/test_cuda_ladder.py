@@ -25,6 +25,7 @@ from im2win.reports import ladder as ladder_report
 from im2win.reports.tables import fill
 from im2win.schedules.studies import cuda_ladder as ladder
 from im2win.schedules.studies import cuda_ladder_by_hand as by_hand
+from im2win.schedules.studies import cuda_ladder_schedule as steps
 from im2win.schedules.studies.cuda_ladder import ALGORITHM_9, BY_HAND, RUNGS, WITHOUT, CudaRung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -32,7 +33,7 @@ from im2win.studies import cuda_ladder as cuda_ablation
 
 THESIS = {name: rung for name, rung in {**RUNGS, **WITHOUT}.items() if not rung.production and name != "without_prefetch"}
 PROBLEMS = {
-    "n2-c5x11x13-k80x3x3-p1": "windows and terms leave a rest; images have an odd number of windows: stores are single; two channels a thread",
+    "n2-c5x11x13-k80x3x3-p1": "windows and terms leave a rest; an odd number of windows: stores are single; two channels a thread",
     "n1-c4x10x13-k64x3x3-p0.1.2.0-bias-relu": "four sides all different, stores of four",
     "n3-c3x23x27-k96x7x7-s4-p3-add": "a first layer with twelve channels a thread; stores of two; blocks end inside an image",
     "n2-c8x9x10-k16x4x4": "an even kernel: a window's terms are loaded four at a time, and fill whole steps",
@@ -128,7 +129,7 @@ def test_a_rung_has_its_techniques_and_no_other(name: str) -> None:
     if rung.shared:
         shared = re.findall(r"__shared__ alignas\(64\) float(\d?) \w+_ptr\[(\d+)\]", text)
         placed = sum(int(width or 1) * int(size) for width, size in shared)
-        rows = sizes.block_k * (sizes.block_m + sizes.block_n + ladder.SPARE)
+        rows = sizes.block_k * (sizes.block_m + sizes.block_n + steps.SPARE)
         assert placed == buffers * rows
         assert text.count("__syncthreads") == 2, "a step waits once where buffers are double, else twice"
 

@@ -51,11 +51,12 @@ def estimate(conv: Conv2d, tile: ScheduledTile, gpu: Gpu, stored: int, apart: in
     cycles += _stores(conv, tile) * STORE_CYCLES * busy
     waves = blocks / (gpu.multiprocessors * running)
     given = math.prod(conv.input_shape) * conv.itemsize
+    elements = blocks * steps * tile.block_k * tile.block_n
     windows, read = _windows_bytes(conv, tile, gpu, running, apart)
     return Estimate(
         compute=(waves if waves >= 6 else math.ceil(waves)) * cycles / gpu.clock_hz,
         cache=blocks * steps * tile.block_k * (tile.block_m * conv.itemsize + tile.block_n * windows) / gpu.l2_bytes_s,
-        memory=(max(stored or given, blocks * steps * tile.block_k * tile.block_n * read) + conv.output_bytes * (1 + conv.residual)) / gpu.dram_bytes_s,
+        memory=(max(stored or given, elements * read) + conv.output_bytes * (1 + conv.residual)) / gpu.dram_bytes_s,
         transform=((given + 2 * stored) / gpu.dram_bytes_s + LAUNCH_S) if stored else 0.0,
         occupancy=running * tile.threads // LANES,
         shared_bytes=shared_bytes(conv, tile),

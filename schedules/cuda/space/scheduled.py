@@ -35,8 +35,8 @@ def _strips(conv: Conv2d, cols: int) -> list[int]:
 
 
 def _tiles(conv: Conv2d, rules: str, order_of_windows: str) -> Iterator[ScheduledTile]:
-    orders = ("uvc",) if conv.layout == "NHWC" or conv.in_channels // conv.groups >= 16 else ("uvc", "cuv")
-    orders += (order_of_windows,) if order_of_windows else ()
+    orders = ["uvc"] if conv.layout == "NHWC" or conv.in_channels // conv.groups >= 16 else ["uvc", "cuv"]
+    orders += [order_of_windows] if order_of_windows else []
     most = -(-depth(conv) // min(DEPTHS))
     for m, n, k, rows, cols in itertools.product(_channels(conv), OUTPUTS, DEPTHS, OWN, OWN):
         threads = (m // rows) * (n // cols) if m % rows == 0 and n % cols == 0 else 0

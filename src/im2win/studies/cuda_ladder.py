@@ -36,6 +36,7 @@ from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
 from im2win.schedules.cuda.scheduled.passes import PIPELINE
 from im2win.schedules.studies import cuda_ladder as ladder
 from im2win.schedules.studies import cuda_ladder_by_hand as by_hand
+from im2win.schedules.studies import cuda_ladder_schedule as steps
 from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT, CudaRung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -58,8 +59,8 @@ def rung_module(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> tvm.IRModule:
         TileError: the ladder has no kernel for the problem.
     """
     _check(conv)
-    tensors = ladder.define(conv, rung)
-    functions = {SYMBOL: ladder.schedule(conv, tensors, rung).mod["main"], TRANSFORM_PARTS: ladder.transform(tensors)}
+    tensors = steps.define(conv, rung)
+    functions = {SYMBOL: steps.schedule(conv, tensors, rung).mod["main"], TRANSFORM_PARTS: steps.transform(tensors)}
     return reconstructed.lower(functions, Reconstruction(rung.rules, 0, PIPELINE, must=False), gpu)
 
 
