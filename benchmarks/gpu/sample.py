@@ -43,7 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "with boxes of single taps": {"tma_boxes": "taps", "taps": 1},
     "with lines of pixels": {"tma_boxes": "lines", "taps": 1, "slabs": 2},
 }
-LADDER, SLIDING = "n2-c5x13x14-k70x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
+LADDER, SLIDING = "n2-c5x13x14-k80x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
 
 
 def studies() -> dict[tuple[str, str], cuda_builds.Recipe]:

@@ -9,11 +9,26 @@ TVM waits before the copies of a later step, and again before the products of th
         sums += ring[step % (n + 1)]               __syncthreads()
     sums += the last steps                         sums += the last steps
 
-The products of a step read what was copied before the first barrier, so only the products behind the loop need the second one. Every change
-is shown to be free of races (`races`), or refused.
+The products of a step read what was copied before the first barrier, so only the products behind the loop need the second one.
+
+Where copies pass through registers, and are stored behind the products, TVM waits before these stores too:
+
+    for step                                       for step
+        registers = ...                                registers = ...
+        __syncthreads()                                __syncthreads()
+        sums += ring[step % 2]             becomes     sums += ring[step % 2]
+        __syncthreads()                                ring[(step + 1) % 2] = registers
+        ring[(step + 1) % 2] = registers
+    __syncthreads()                                __syncthreads()
+    sums += the last step                          sums += the last step
+
+The other buffer was read before the first barrier, so the stores need not wait. Every change is shown to be free of races (`races`), or
+refused.
 """
 
 from __future__ import annotations
+
+import itertools
 
 from im2win.reconstruct.parse.statements import Barrier, Declaration, Loop, has_barrier
 from im2win.reconstruct.parse.unit import Edit, Kernel, Unit
@@ -23,6 +38,7 @@ from im2win.reconstruct.trace.events import NotShown
 
 RULE = "pipelines"
 WHY = "the products of a step read what was copied before its first barrier"
+WHY_STORES = "the buffer that a step stores to was read before its first barrier"
 
 
 def pipeline_of(kernel: Kernel) -> Loop | None:
@@ -34,6 +50,35 @@ def pipeline_of(kernel: Kernel) -> Loop | None:
     return None
 
 
+def stores_last(kernel: Kernel) -> Loop | None:
+    """The outermost loop that loads, waits, multiplies, waits and stores, with a barrier behind it; None without one."""
+    parts = [part for part in kernel.statements if not isinstance(part, Declaration)]
+    for loop, behind in itertools.pairwise(parts):
+        if isinstance(loop, Loop) and isinstance(behind, Barrier) and not isinstance(loop.body[-1], Barrier):
+            barriers = [part for part in loop.body if isinstance(part, Barrier)]
+            if len(barriers) == 2 and sum(map(has_barrier, loop.body)) == 2:
+                return loop
+    return None
+
+
+def _edits(kernel: Kernel) -> list[Edit]:
+    """The changes to a kernel's pipeline; none where it has no loop with two barriers a step."""
+    loop = pipeline_of(kernel)
+    barriers = [part for part in loop.body if isinstance(part, Barrier)] if loop else []
+    if loop is None:
+        if (loop := stores_last(kernel)) is None:
+            return []
+        second = [part for part in loop.body if isinstance(part, Barrier)][1]
+        return [Edit(second.span, "", RULE, WHY_STORES)]
+    if len(barriers) != 2 or sum(map(has_barrier, loop.body)) != 2:
+        return []
+    indent = kernel.source[kernel.source.rfind("\n", 0, loop.span[0]) + 1 : loop.span[0]]
+    return [
+        Edit(barriers[1].span, "", RULE, WHY),
+        Edit((loop.span[1], loop.span[1]), f"\n{indent}__syncthreads();", RULE, "the products behind the loop read its last copies"),
+    ]
+
+
 def rewrite(unit: Unit) -> tuple[Unit, list[Match], list[str]]:
     """Removes the second barrier of every pipeline's step where that is shown to be right.
 
@@ -43,16 +88,10 @@ def rewrite(unit: Unit) -> tuple[Unit, list[Match], list[str]]:
     notes, matches = list[str](), list[Match]()
     for name in unit.kernels:
         kernel = unit.kernel(name)
-        loop = pipeline_of(kernel)
-        barriers = [part for part in loop.body if isinstance(part, Barrier)] if loop else []
-        if loop is None or len(barriers) != 2 or sum(map(has_barrier, loop.body)) != 2:
+        if not (edits := _edits(kernel)):
             notes.append(f"{RULE}: kernel {name} has no loop with two barriers a step")
             continue
-        indent = kernel.source[kernel.source.rfind("\n", 0, loop.span[0]) + 1 : loop.span[0]]
-        changed, made = unit.edited([
-            Edit(barriers[1].span, "", RULE, WHY),
-            Edit((loop.span[1], loop.span[1]), f"\n{indent}__syncthreads();", RULE, "the products behind the loop read its last copies"),
-        ])
+        changed, made = unit.edited(edits)
         try:
             reason = race(changed, name)
         except NotShown as error:

@@ -1,7 +1,7 @@
-"""The GPU ladder of the im2win thesis (Lu 2023, chapter 4; arXiv 2306.14316): filters times im2win windows, one more technique a rung.
+"""The GPU ladder of the im2win thesis (Lu 2023, chapter 4; arXiv 2306.14316): one im2win convolution, one more scheduling step a rung.
 
-Every rung maps the seven loops as Alg. 7 does, M = Co, N = No*Ho*Wo, K = Ci*Wf*Hf in the order of an im2win window, and reads its windows
-from the stored im2win tensor [N, Ci, Ho, Wi*Hf] of loaders/stored_windows.py. Rungs differ in nothing but the techniques:
+Every rung schedules the definition in compute/im2win.py with the im2win tensor stored, so that rungs differ in nothing but these steps. The
+seven loops are mapped as in Alg. 7: channels M = Co, windows N = No*Ho*Wo, terms K = Ci*Wf*Hf in the order of an im2win window.
 
     plain           Alg. 8: 32 x 32 threads, one output each, everything from global memory
     blocks          section 4.3.1: a thread block has a tile of M_B x N_B outputs and K_B terms, a thread M_T x N_T of the outputs
@@ -9,35 +9,30 @@ from the stored im2win tensor [N, Ci, Ho, Wi*Hf] of loaders/stored_windows.py. R
     micro_kernel    section 4.3.3: outer products of operands in registers
     vectorized      section 4.3.4: loads and stores of four neighbours
     prefetch        section 4.3.5, Alg. 9: double buffers in shared memory and registers, one filled while the other is used
-    production      schedules/cuda/kernels/multistage.py with the tile recorded for the layer, or the cost model's
+    production      the project's im2win schedules, with the tile recorded for the layer, or the cost model's
 
-The kernels are in cuda_ladder_kernel.py.
+TVM inserts the barriers. Where it has made a pipeline, the reconstructor removes the barrier that double buffers need not have. The steps
+are in cuda_ladder_schedule.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from im2win.compute import im2win
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
-PLAN = WindowSource("ncmku")
+ALIGNMENT = 128  # bytes, of a tensor between kernels
 
 
 @dataclass(frozen=True)
 class CudaRung:
-    """The techniques that are on. Each can be switched by itself; it has no effect where there is nothing for it to work on.
+    """The scheduling steps that are on. Each can be switched by itself; it has no effect where there is nothing for it to work on.
 
-    blocks: tiles of a thread block and of a thread. Filters are packed by block, and neighbouring threads of a warp have neighbouring
-        windows.
-    shared: operands staged in shared memory.
-    micro_kernel: a thread loads M_T + N_T operands to registers for M_T * N_T products. Without it, each of its outputs is a dot product of
-        its own, whose operands are read from memory.
-    vectorized: float4 loads of filters and, from shared memory, of a micro-kernel's operands; stores of up to four outputs. Windows are
-        loaded from the im2win tensor as float4 or float2 where they are aligned, which odd kernels are not.
-    prefetch: double buffers in shared memory (filled through registers) and for a micro-kernel's operands.
-    production: the multistage kernel instead of all these.
+    blocks, shared, micro_kernel, vectorized, prefetch: see the functions of cuda_ladder_schedule.py.
+    production: the schedule of the registry instead of all these steps.
+    by_hand: a kernel that is written loop by loop (cuda_ladder_by_hand.py) instead of these steps.
     """
 
     title: str
@@ -48,6 +43,7 @@ class CudaRung:
     vectorized: bool = False
     prefetch: bool = False
     production: bool = False
+    by_hand: bool = False
 
     def __post_init__(self) -> None:
         for name, reason in (
@@ -66,6 +62,11 @@ class CudaRung:
     def techniques(self) -> tuple[str, ...]:
         """Names of the techniques that are on, in the ladder's order."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is True)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Rule sets by which the reconstructor rewrites what TVM generates."""
+        return ("pipelines",) if self.prefetch and self.shared else ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Sizes:
 PLAIN = Sizes(32, 32, 1, 1, 1)
 # 64 accumulators a thread leave registers for two sets of 16 operands and the 12 elements of the next step; four warps share a tile.
 TILED = Sizes(64, 128, 8, 8, 8)
+CHANNELS = (8, 12, 4, 2)  # of a thread, the first of these with which blocks divide the channels of a group
 
 ALGORITHM_9 = CudaRung(
     "double buffers, prefetch", "thesis Alg. 9", blocks=True, shared=True, micro_kernel=True, vectorized=True, prefetch=True
@@ -114,20 +116,38 @@ WITHOUT: dict[str, CudaRung] = {
         ("prefetch", "prefetch"),
     )
 }
+BY_HAND: dict[str, CudaRung] = {
+    f"by_hand_{name}": replace(rung, by_hand=True) for name, rung in {**RUNGS, **WITHOUT}.items() if not rung.production
+}
 
 
 def supports(conv: Conv2d) -> str | None:
     """Why the ladder cannot compute a problem; None if it can."""
     if conv.dtype != "float32":
         return f"the GPU's ladder computes float32, not {conv.dtype}"
-    return None if conv.layout == "NCHW" else f"the GPU's ladder is written for NCHW, not {conv.layout}"
+    if conv.layout != "NCHW":
+        return f"the GPU's ladder is written for NCHW, not {conv.layout}"
+    channels = conv.out_channels // conv.groups
+    least = min(CHANNELS) * TILED.lanes[0]
+    if channels % least:
+        return f"thread blocks of the GPU's ladder have a multiple of {least} channels of one group, which has {channels}"
+    return None
 
 
-def sizes_of(rung: CudaRung) -> Sizes:
-    """The tiles of a rung of the thesis."""
-    return TILED if rung.blocks else PLAIN
+def sizes_of(conv: Conv2d, rung: CudaRung) -> Sizes:
+    """The tiles of a rung of the thesis for a problem that the ladder supports."""
+    if not rung.blocks:
+        return PLAIN
+    channels, (across, _) = conv.out_channels // conv.groups, TILED.lanes
+    own = next(count for count in CHANNELS if channels % (count * across) == 0)
+    return replace(TILED, block_m=own * across, thread_m=own)
 
 
-def pack_of(rung: CudaRung) -> FilterPack:
+def pack_of(conv: Conv2d, rung: CudaRung) -> FilterPack:
     """The packing of filters for a rung of the thesis: in the order of a window, one by one or by block."""
-    return FilterPack(sizes_of(rung).block_m if rung.blocks else 1, "cvu")
+    return FilterPack(sizes_of(conv, rung).block_m if rung.blocks else 1, "cvu")
+
+
+def workspace_bytes(conv: Conv2d) -> int:
+    """Bytes of the im2win tensor, rounded up to whole lines."""
+    return -(-im2win.transform_bytes(conv) // ALIGNMENT) * ALIGNMENT

@@ -18,11 +18,13 @@ from im2win.reconstruct.trace.events import NotShown
 from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.scheduled.passes import PIPELINE
 from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
+from im2win.schedules.studies import cuda_ladder_schedule
+from im2win.schedules.studies.cuda_ladder import ALGORITHM_9
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
 CONV = Conv2d.parse("n2-c16x14x14-k64x3x3-p1")
-KERNEL = "conv2d_kernel"
+KERNEL, SECOND = "conv2d_kernel", "conv2d_kernel_1"
 
 
 def unit(stages: int, conv: Conv2d = CONV) -> Unit:
@@ -53,6 +55,30 @@ def test_pipelines_wait_once_a_step_and_copies_run_ahead(stages: int) -> None:
     assert f"copies asynchronously, {stages - 1} steps ahead" in both.notes[0]
     assert f"wait_copies<{stages - 2}>" in both.unit.source and race(both.unit, KERNEL) is None
     assert not re.search(r"shared_ptr\w*\[[^;]*\] = (?:data|filter)_ptr", both.unit.source) and "condval" not in both.unit.source
+
+
+def through_registers() -> Unit:
+    """What TVM generates for a pipeline whose copies pass through registers: Alg. 9 of the ladder."""
+    conv = Conv2d.parse("n1-c8x9x9-k32x3x3")
+    scheduled = cuda_ladder_schedule.schedule(conv, cuda_ladder_schedule.define(conv, ALGORITHM_9), ALGORITHM_9)
+    (function,) = rewritten.functions(kernel_module({SYMBOL: scheduled.mod["main"]}), H200, PIPELINE)
+    return function.unit
+
+
+def test_stores_behind_the_products_need_not_wait() -> None:
+    """The other buffer is stored to without a barrier; not so where stores go to the buffer that the products read."""
+    plain = through_registers()
+    loop = pipelines.stores_last(plain.kernel(SECOND))
+    assert loop is not None and plain.source[slice(*loop.span)].count("__syncthreads();") == 2
+    done = rewrite(plain, [pipelines.RULE], must=True)
+    assert f"kernel {SECOND} has one barrier a step" in done.notes[1] and race(done.unit, SECOND) is None
+    [only] = re.findall(r"\n  for [^\n]*\n(?:    .*\n)*?    __syncthreads\(\);\n", done.unit.source)
+    late = changed(done.unit, only, only.replace("__syncthreads();", ""))
+    assert (race(late, SECOND) or "").startswith("threads write and read the same bytes of")
+    same = changed(plain, f"(({loop.name} + 1) & 1)", f"({loop.name} & 1)", -1)
+    assert race(same, SECOND) is None, "with both barriers one buffer is enough"
+    kept = rewrite(same, [pipelines.RULE])
+    assert kept.unit.source == same.source and f"kernel {SECOND} keeps two barriers a step" in kept.notes[1]
 
 
 def test_a_race_is_found() -> None:

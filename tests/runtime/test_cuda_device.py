@@ -289,7 +289,7 @@ def _right(conv: Conv2d, recipe: Recipe, path: Path) -> None:
     assert _error(conv, op, device_tensors(conv, 6)) <= tolerance(conv)
 
 
-@pytest.mark.parametrize("key", ["n3-c20x28x30-k70x3x3-p1-bias-relu", "n2-c3x57x57-k32x7x7-s2-p3", "n2-c32x19x18-k40x4x4-g4-add"])
+@pytest.mark.parametrize("key", ["n3-c20x28x30-k80x3x3-p1-bias-relu", "n2-c3x57x57-k96x7x7-s2-p3", "n2-c32x19x18-k64x4x4-g4-add"])
 @pytest.mark.parametrize("name", [*RUNGS, *WITHOUT])
 def test_every_rung_of_the_ladder(name: str, key: str, tmp_path: Path) -> None:
     conv, gpu = Conv2d.parse(key), GPU

@@ -24,20 +24,22 @@ from im2win.emulator import EmulationError
 from im2win.reports import ladder as ladder_report
 from im2win.reports.tables import fill
 from im2win.schedules.studies import cuda_ladder as ladder
-from im2win.schedules.studies.cuda_ladder import ALGORITHM_9, RUNGS, WITHOUT, CudaRung
+from im2win.schedules.studies import cuda_ladder_by_hand as by_hand
+from im2win.schedules.studies import cuda_ladder_schedule as steps
+from im2win.schedules.studies.cuda_ladder import ALGORITHM_9, BY_HAND, RUNGS, WITHOUT, CudaRung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import cuda_ladder as cuda_ablation
 
 THESIS = {name: rung for name, rung in {**RUNGS, **WITHOUT}.items() if not rung.production and name != "without_prefetch"}
 PROBLEMS = {
-    "n2-c5x11x13-k70x3x3-p1": "primes: channels, windows and terms leave a rest; images have an odd number of windows: stores are single",
-    "n1-c4x10x13-k66x3x3-p0.1.2.0-bias-relu": "four sides all different, stores of four",
-    "n3-c3x23x27-k9x7x7-s4-p3-add": "a first layer; stores of two; blocks end inside an image",
+    "n2-c5x11x13-k80x3x3-p1": "windows and terms leave a rest; an odd number of windows: stores are single; two channels a thread",
+    "n1-c4x10x13-k64x3x3-p0.1.2.0-bias-relu": "four sides all different, stores of four",
+    "n3-c3x23x27-k96x7x7-s4-p3-add": "a first layer with twelve channels a thread; stores of two; blocks end inside an image",
     "n2-c8x9x10-k16x4x4": "an even kernel: a window's terms are loaded four at a time, and fill whole steps",
-    "n1-c6x9x12-k12x2x3-s1x2-p1x2-d1x2": "horizontal dilation: a window is a run by columns only, which are loaded two at a time",
-    "n1-c6x9x11-k80x3x3-p2-d2-g2-bias-add-relu6": "groups, dilation, and the whole epilogue",
-    "n2-c6x7x9-k8x1x1-s2": "1x1: a sum shorter than a step",
+    "n1-c6x9x12-k32x2x3-s1x2-p1x2-d1x2": "horizontal dilation: a window is a run by columns only, which are loaded two at a time",
+    "n1-c6x9x11-k96x3x3-p2-d2-g2-bias-add-relu6": "groups, dilation, and the whole epilogue",
+    "n2-c6x7x9-k64x1x1-s2": "1x1: a sum shorter than a step",
 }  # fmt: skip
 
 
@@ -45,14 +47,14 @@ PROBLEMS = {
 def made(conv: Conv2d, name: str) -> Made:
     """A rung's kernel for an H200."""
     rung = THESIS[name]
-    source = cuda_codegen.generate_source(cuda_ablation.rung_module(conv, rung), H200)
-    return Made(name, source, ladder.pack_of(rung), ladder.PLAN.transform_bytes(conv) // conv.itemsize)
+    source = cuda_codegen.generate_source(cuda_ablation.rung_module(conv, rung, H200), H200)
+    return Made(name, source, ladder.pack_of(conv, rung), ladder.workspace_bytes(conv) // conv.itemsize)
 
 
 def body(conv: Conv2d, name: str) -> str:
     """The text of a rung's product kernel."""
     source = made(conv, name).generated.source
-    return source[source.index("conv2d_kernel", source.index("transform_kernel")) :].split(MARK)[0]
+    return source[source.index("conv2d_kernel_1(") :].split(MARK)[0]
 
 
 # --- exact
@@ -70,10 +72,22 @@ def test_every_rung_is_exact(key: str) -> None:
         assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
 
 
+def test_rungs_by_hand_are_exact() -> None:
+    conv = Conv2d.parse("n2-c5x11x13-k80x3x3-p1")
+    size = by_hand.PLAN.transform_bytes(conv) // conv.itemsize
+    kernels = [
+        Made(name, cuda_codegen.generate_source(cuda_ablation.module_by_hand(conv, rung), H200), by_hand.pack_of(rung), size)
+        for name, rung in BY_HAND.items()
+        if name in ("by_hand_plain", "by_hand_prefetch")
+    ]
+    tensors = typed(conv, exact_tensors(conv))
+    assert not differences(conv, kernels, Emulated(conv, kernels)(tensors), expected(conv, tensors))
+
+
 @pytest.mark.parametrize("name, barriers", [("shared", 2), ("prefetch", 2)])
 def test_every_barrier_is_needed(name: str, barriers: int) -> None:
     """One buffer: operands have been put down, and have been read. Two: the first has been filled, and, once a step, both of these."""
-    conv = Conv2d.parse("n1-c4x6x9-k8x3x3")
+    conv = Conv2d.parse("n1-c4x6x9-k16x3x3")
     barrier, tensors = "__syncthreads();", typed(conv, exact_tensors(conv))
     assert body(conv, name).count(barrier) == barriers
 
@@ -97,37 +111,49 @@ def test_every_barrier_is_needed(name: str, barriers: int) -> None:
 
 @pytest.mark.parametrize("name", THESIS)
 def test_a_rung_has_its_techniques_and_no_other(name: str) -> None:
-    conv, rung = Conv2d.parse("n2-c5x11x13-k70x3x3-p1"), THESIS[name]
-    text = body(conv, name)
-    [launch] = [launch for launch in made(conv, name).generated.launches if launch.kernel == "conv2d_kernel"]
-    assert launch.block[0] == (128 if rung.blocks else 1024)
-    assert ("float sums_ptr[64]" in text) == rung.blocks and ("float sums_ptr[1]" in text) == (not rung.blocks)
-    assert ("shared_ptr" in text) == rung.shared == ("__syncthreads" in text)
-    assert ("window_registers_ptr" in text) == rung.micro_kernel
-    assert ("float4" in text) == rung.vectorized
+    conv, rung = Conv2d.parse("n2-c5x11x13-k64x3x3-p1"), THESIS[name]
+    text, sizes = body(conv, name), ladder.sizes_of(conv, rung)
+    [launch] = [launch for launch in made(conv, name).generated.launches if launch.kernel == "conv2d_kernel_1"]
+    assert launch.block[0] == sizes.threads == (128 if rung.blocks else 1024)
+    arrays = {found[2]: int(found[3]) * int(found[1] or 1) for found in re.finditer(r"float(\d?) (\w+)_ptr\[(\d+)\];", text)}
+    [sums] = [size for array, size in arrays.items() if array.startswith("conv") and "local" in array]
+    assert sums == sizes.thread_m * sizes.thread_n
+    assert ("__shared__" in text) == rung.shared == ("__syncthreads" in text)
     buffers = 2 if rung.prefetch else 1
     if rung.micro_kernel:
-        assert f"float window_registers_ptr[{buffers * 8}]" in text and f"float filter_registers_ptr[{buffers * 8}]" in text
-    else:
+        operands = [size for array, size in arrays.items() if array.endswith("reindex_local") and size == buffers * 8]
+        assert len(operands) == 2, "of channels and of windows"
+    elif rung.blocks:
         assert "#pragma unroll 1\n" in text, "the loop over terms is left to the compiler"
+    assert ("float4" in text) == rung.vectorized
     if rung.shared:
-        assert launch.dynamic_bytes == buffers * 4 * 8 * (64 + 128 + 4)
+        shared = re.findall(r"__shared__ alignas\(64\) float(\d?) \w+_ptr\[(\d+)\]", text)
+        placed = sum(int(width or 1) * int(size) for width, size in shared)
+        rows = sizes.block_k * (sizes.block_m + sizes.block_n + steps.SPARE)
+        assert placed == buffers * rows
+        assert text.count("__syncthreads") == 2, "a step waits once where buffers are double, else twice"
+
+
+@pytest.mark.parametrize("name", ["prefetch", "without_micro_kernel", "without_vectorized"])
+def test_double_buffers_need_one_barrier_a_step(name: str) -> None:
+    text = body(Conv2d.parse("n1-c16x6x9-k64x3x3"), name)
+    [loop] = re.findall(r"\n  for \(int \w+ = 0; \w+ < 17; .*?\n  }\n", text, re.DOTALL)
+    assert loop.count("__syncthreads();") == 1
 
 
 def test_vectors_are_where_they_can_be() -> None:
     """Loads of filters and of a micro-kernel's operands are float4; stores and loads of windows as wide as the problem lets them be."""
-    odd, even = Conv2d.parse("n1-c4x10x13-k66x3x3-p0.1.2.0-bias-relu"), Conv2d.parse("n2-c8x9x10-k16x4x4")
+    odd, even = Conv2d.parse("n1-c4x10x13-k64x3x3-p0.1.2.0-bias-relu"), Conv2d.parse("n2-c8x9x10-k16x4x4")
     text = body(odd, "prefetch")
-    assert re.search(r"\*\(float4\*\)\(window_registers_ptr \+ [^;]* = \*\(float4\*\)\(shared_ptr", text)
-    assert re.search(r"\*\(float4\*\)\(filter_registers_ptr \+ [^;]* = \*\(float4\*\)\(shared_ptr", text)
-    assert re.search(r"\*\(float4\*\)\(fetched_filters_ptr \+ 0\) = \*\(float4\*\)\(filter_ptr", text)
-    assert re.search(r"\*\(float4\*\)\(output_ptr \+ [^;]* = \*\(float4\*\)\(values_ptr", text)
-    assert "*)(data_ptr" not in text and "*(float4*)(data_ptr" in body(even, "prefetch")
+    assert re.search(r"\*\(float4\*\)\(im2win\w*_local_ptr \+ [^;]* = \*\(float4\*\)\(im2win\w*_shared_ptr", text)
+    assert re.search(r"= \*\(float4\*\)\(filter_ptr", text)
+    assert re.search(r"\*\(float4\*\)\(output_ptr \+", text)
+    assert "*)(im2win_ptr" not in text and "*(float4*)(im2win_ptr" in body(even, "prefetch")
     assert "*(float2*)(output_ptr" in body(even, "prefetch"), "42 windows an image are runs of two"
 
 
 def test_each_rung_switches_on_one_technique() -> None:
-    techniques = [field.name for field in fields(CudaRung) if field.name not in ("title", "source")]
+    techniques = [field.name for field in fields(CudaRung) if field.name not in ("title", "source", "by_hand")]
     thesis = [rung for rung in RUNGS.values() if not rung.production]
     assert [rung.techniques for rung in thesis] == [tuple(techniques[:count]) for count in range(len(techniques))]
     assert thesis[-1] == ALGORITHM_9 and list(RUNGS)[-1] == "production"
@@ -156,12 +182,13 @@ def test_a_rung_that_makes_no_sense_is_refused(switched: dict[str, bool], messag
     [
         ("n1-c4x9x9-k8x3x3-float16", "computes float32, not float16"),
         ("n1-c4x9x9-k8x3x3-NHWC", "is written for NCHW, not NHWC"),
-        ("n128-c64x224x224-k8x9x9", "its transformed tensor would have"),
+        ("n1-c4x9x9-k24x3x3", "have a multiple of 16 channels of one group, which has 24"),
+        ("n128-c64x224x224-k16x9x9", "its transformed tensor would have"),
     ],
 )
 def test_what_the_ladder_cannot_compute_has_a_reason(key: str, reason: str) -> None:
     with pytest.raises(TileError, match=reason):
-        cuda_ablation.rung_module(Conv2d.parse(key), ALGORITHM_9)
+        cuda_ablation.rung_module(Conv2d.parse(key), ALGORITHM_9, H200)
 
 
 def test_machine_code_of_every_rung() -> None:
@@ -276,14 +303,15 @@ def test_libraries_are_built_by_other_processes(tmp_path: Path) -> None:
         "rung": cuda_ablation.recipe(conv, ALGORITHM_9, H200),
         "refused": cuda_ablation.recipe(conv.with_(layout="NHWC"), ALGORITHM_9, H200),
         "production": cuda_ablation.recipe(conv, RUNGS["production"], H200),
+        "by_hand": cuda_ablation.recipe(conv, BY_HAND["by_hand_prefetch"], H200),
     }
     built = cuda_builds.build_all(recipes, tmp_path, processes=2)
     assert built["refused"] == f"the ladder on {conv}-NHWC: the GPU's ladder is written for NCHW, not NHWC."
     rung, production = built["rung"], built["production"]
-    for library in (rung, production):
+    for library in (rung, production, built["by_hand"]):
         assert isinstance(library, cuda_builds.Library), library
         assert library.path.stat().st_size > 1000
-    assert (rung.manifest.made, rung.manifest.threads) == (ladder.PLAN.transform_bytes(conv) // 4, 128)
+    assert (rung.manifest.made, rung.manifest.threads) == (ladder.workspace_bytes(conv) // 4, 128)
     assert production.manifest.tile["product"] == "fma"
     with pytest.raises(cuda_builds.BuildError, match="written for NCHW"):
         cuda_builds.load(built["refused"])

@@ -59,7 +59,7 @@ class Scheduled(CudaSchedule):
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[ScheduledTile]:
         """Every legal tile worth a trial, in a fixed order."""
-        return list(space(conv, gpu))
+        return list(space(conv, gpu, order_of_windows=self.stage.order))
 
     def violations(self, conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks, as a message; empty if the tile is legal."""
@@ -67,7 +67,8 @@ class Scheduled(CudaSchedule):
 
     def estimate(self, conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> Estimate:
         """The cost model's estimate for a legal tile."""
-        return model.estimate(conv, tile, gpu, self.transform_bytes(conv))
+        apart = 1 if self.stage.apart is None else self.stage.apart(conv)
+        return model.estimate(conv, tile, gpu, self.transform_bytes(conv), apart)
 
     def floor(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> float:
         """Seconds that no tile of the space is estimated below."""

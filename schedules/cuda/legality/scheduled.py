@@ -34,9 +34,12 @@ def depth(conv: Conv2d) -> int:
     return math.prod(conv.filter_shape[1:])
 
 
-def along_channels(conv: Conv2d, order: str) -> bool:
-    """Whether neighbouring elements of a window, not of neighbouring windows, are neighbours in memory."""
-    return conv.layout == "NHWC" and order == "uvc"
+def along_terms(conv: Conv2d, order: str) -> bool:
+    """Whether neighbouring elements of a window, not of neighbouring windows, are neighbours in memory.
+
+    Channels last they are the channels of a tap; in the im2win tensor the taps of a channel, in the order of a window, "cvu".
+    """
+    return order == "cvu" or (conv.layout == "NHWC" and order == "uvc")
 
 
 def registers(tile: ScheduledTile) -> int:
@@ -46,7 +49,7 @@ def registers(tile: ScheduledTile) -> int:
 
 def shared_bytes(conv: Conv2d, tile: ScheduledTile) -> int:
     """Bytes of shared memory of a thread block."""
-    spare = SPARE_BYTES * tile.stages * tile.block_k if conv.layout == "NHWC" else 0
+    spare = SPARE_BYTES * tile.stages * tile.block_k if conv.layout == "NHWC" or along_terms(conv, tile.order) else 0
     return tile.shared_elements * conv.itemsize + spare
 
 
@@ -90,7 +93,7 @@ def _rules(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[tuple[bool, str]
             f"(={tile.block_k}) of the block's warps",
         ),
         (
-            not tile.lanes or not along_channels(conv, tile.order),
+            not tile.lanes or not along_terms(conv, tile.order),
             f"`lanes` (={tile.lanes}) must be 0 where the elements of a window are neighbours in memory",
         ),
         (tile.stages <= MAX_STAGES, f"`stages` (={tile.stages}) must be at most {MAX_STAGES}"),

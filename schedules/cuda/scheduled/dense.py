@@ -25,12 +25,12 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.schedules.cuda.legality.scheduled import along_channels
+from im2win.schedules.cuda.legality.scheduled import along_terms
 from im2win.schedules.cuda.scheduled.gemm import Gemm, Stage, gemm
 from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
 from im2win.spec.conv2d import Conv2d
 
-TRANSFORM_THREADS = 256  # of a block that stores a tensor of windows
+TRANSFORM_THREADS, TRANSFORM_EACH = 256, 4  # threads of a block that stores a tensor of windows; elements of a thread
 VECTOR = 4  # elements of a vector of filters, 16 bytes
 VECTORS = (2, 4)  # elements of vectors of outputs
 SPARE = 4  # elements between rows of windows in shared memory that lanes write down the columns of
@@ -78,10 +78,11 @@ def _tensor(out: te.Tensor, name: str) -> te.Tensor:
 
 
 def _store(sch: Schedule, stage: SBlockRV) -> None:
-    """Neighbouring threads store neighbouring elements of a tensor of windows."""
-    blocks, threads = sch.split(sch.fuse(*sch.get_loops(stage)), [None, TRANSFORM_THREADS])
+    """Neighbouring threads store neighbouring elements of a tensor of windows; a thread has several loads on their way."""
+    blocks, each, threads = sch.split(sch.fuse(*sch.get_loops(stage)), [None, TRANSFORM_EACH, TRANSFORM_THREADS])
     sch.bind(blocks, "blockIdx.x")
     sch.bind(threads, "threadIdx.x")
+    sch.unroll(each)
 
 
 def _product(form: Gemm, tile: ScheduledTile) -> tuple[LoopRV, LoopRV]:
@@ -124,7 +125,7 @@ def _operands(form: Gemm, conv: Conv2d, tile: ScheduledTile, step: LoopRV) -> No
         sch.set_scope(block, 0, "shared")
         sch.compute_at(block, step, preserve_unit_loops=True)
         loops = sch.get_loops(block)[-2:]
-        if block is form.windows and along_channels(conv, tile.order):
+        if block is form.windows and along_terms(conv, tile.order):
             sch.reorder(*reversed(loops))
             loops.reverse()
             sch.storage_align(block, 0, -2, 32, SPARE)

@@ -30,10 +30,14 @@ class Stage:
 
     name: of its block in the definition, where the problem has one. stored: whether a kernel of its own stores it in global memory;
         otherwise each step of the sum copies its elements from the input to shared memory.
+    order: of a sum in which the elements of a stored window are neighbours in memory; "" where there is none.
+    apart: elements between the same element of neighbouring windows in the stored tensor; None: they are neighbours.
     """
 
     name: str
     stored: bool = False
+    order: str = ""
+    apart: Callable[[Conv2d], int] | None = None
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ def _strips(conv: Conv2d, cols: int) -> list[int]:
     return [wide, 1] if apart else [wide]
 
 
-def _tiles(conv: Conv2d, rules: str) -> Iterator[ScheduledTile]:
-    orders = ("uvc",) if conv.layout == "NHWC" or conv.in_channels // conv.groups >= 16 else ("uvc", "cuv")
+def _tiles(conv: Conv2d, rules: str, order_of_windows: str) -> Iterator[ScheduledTile]:
+    orders = ["uvc"] if conv.layout == "NHWC" or conv.in_channels // conv.groups >= 16 else ["uvc", "cuv"]
+    orders += [order_of_windows] if order_of_windows else []
     most = -(-depth(conv) // min(DEPTHS))
     for m, n, k, rows, cols in itertools.product(_channels(conv), OUTPUTS, DEPTHS, OWN, OWN):
         threads = (m // rows) * (n // cols) if m % rows == 0 and n % cols == 0 else 0
@@ -47,8 +48,12 @@ def _tiles(conv: Conv2d, rules: str) -> Iterator[ScheduledTile]:
 
 
 @functools.lru_cache(maxsize=8)
-def space(conv: Conv2d, gpu: Gpu, rules: str = "pipelines+copies") -> tuple[ScheduledTile, ...]:
-    """Every legal tile worth a trial, in a fixed order."""
+def space(conv: Conv2d, gpu: Gpu, rules: str = "pipelines+copies", order_of_windows: str = "") -> tuple[ScheduledTile, ...]:
+    """Every legal tile worth a trial, in a fixed order.
+
+    Args:
+        order_of_windows: of a sum in which the elements of a stored window are neighbours; "" where there is none.
+    """
     if unsupported_reason(conv) is not None:
         return ()
-    return tuple(tile for tile in _tiles(conv, rules) if not violations(conv, tile, gpu))
+    return tuple(tile for tile in _tiles(conv, rules, order_of_windows) if not violations(conv, tile, gpu))

@@ -159,14 +159,17 @@ def _implicit_panel(conv: Conv2d, rows: int) -> int:
     return 0 if conv.pointwise else _im2col_rows(conv, rows)
 
 
-def _scheduled(name: str, stage: str, title: str, stored: bool = False) -> Schedule:
+def _scheduled(
+    name: str, stage: str, title: str, stored: bool = False, order: str = "", apart: Callable[[Conv2d], int] | None = None
+) -> Schedule:
     """A row of TVM schedules of an algorithm's definition on GPUs.
 
     Args:
         stage: name of the transform's block. stored: whether a kernel of its own stores the tensor of windows.
+        order, apart: of its elements, see `Stage`.
     """
     algorithm = ALGORITHMS[name]
-    cuda = Scheduled(algorithm.define, Stage(stage, stored), algorithm.transform_bytes)
+    cuda = Scheduled(algorithm.define, Stage(stage, stored, order, apart), algorithm.transform_bytes)
     return Schedule(algorithm, "scheduled", title, cuda, formula=None if stored else direct.transform_bytes)
 
 
@@ -203,7 +206,10 @@ _ROWS = (
         Windows(_mcfa, _im2col_rows),
     ),
     _scheduled("direct", direct.PAD, "TVM's schedule: block and register tiles, windows copied from the input"),
-    _scheduled("im2win", im2win.IM2WIN, "TVM's schedule of the whole tensor stored", stored=True),
+    _scheduled(
+        "im2win", im2win.IM2WIN, "TVM's schedule of the whole tensor stored", stored=True, order="cvu",
+        apart=lambda conv: conv.stride[1] * conv.kernel[0],
+    ),
     _scheduled("im2col", im2col.IM2COL, "TVM's schedule of the whole matrix stored", stored=True),
     _scheduled("implicit_gemm", im2col.IM2COL, "TVM's schedule: panels of the matrix in shared memory"),
     _scheduled("mec", mec.LOWERED, "TVM's schedule of the lowered tensor stored", stored=True),

@@ -24,20 +24,23 @@ from im2win.bench.cuda_harness import Subject, interleaved, op_subject, prepared
 from im2win.bench.results import Result, Row
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen import reconstructed
 from im2win.codegen.llvm import TileError
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
-from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import Manifest
+from im2win.schedules.cuda.families.base import Reconstruction
 from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
+from im2win.schedules.cuda.scheduled.passes import PIPELINE
 from im2win.schedules.studies import cuda_ladder as ladder
+from im2win.schedules.studies import cuda_ladder_by_hand as by_hand
+from im2win.schedules.studies import cuda_ladder_schedule as steps
 from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT, CudaRung
-from im2win.schedules.studies.cuda_ladder_kernel import ladder_kernel
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
-from im2win.spec.symbols import SYMBOL, TRANSFORM
+from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 from im2win.studies.entries import LADDER as SUITE
 from im2win.studies.entries import LADDER_TRANSFORM, last_rung
 from im2win.tuner.runners.check import verify
@@ -48,17 +51,35 @@ SEED = 0
 Progress = Callable[[int, int, Row], None]
 
 
-def rung_module(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
-    """The kernels of a rung: `conv2d`, over flat tensors in the order of `conv.arguments`, and `transform`.
+def rung_module(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> tvm.IRModule:
+    """The kernels of a rung: `conv2d`, with its transform, over flat tensors in the order of `conv.arguments`, and `transform_parts`.
+
+    The second is the transform alone, for measuring.
 
     Raises:
         TileError: the ladder has no kernel for the problem.
     """
+    _check(conv)
+    tensors = steps.define(conv, rung)
+    functions = {SYMBOL: steps.schedule(conv, tensors, rung).mod["main"], TRANSFORM_PARTS: steps.transform(tensors)}
+    return reconstructed.lower(functions, Reconstruction(rung.rules, 0, PIPELINE, must=False), gpu)
+
+
+def module_by_hand(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
+    """The kernels of a rung that are written loop by loop: `conv2d`, and `transform`.
+
+    Raises:
+        TileError: the ladder has no kernel for the problem.
+    """
+    _check(conv)
+    transform = transform_kernel(conv, by_hand.PLAN.axes, TRANSFORM)
+    return cuda_codegen.kernel_module({SYMBOL: by_hand.ladder_kernel(conv, rung, SYMBOL), TRANSFORM: transform})
+
+
+def _check(conv: Conv2d) -> None:
     reason = ladder.supports(conv) or schedule_of("im2win").supports(conv, "cuda")
     if reason is not None:
         raise TileError(f"the ladder on {conv}: {reason}.")
-    transform = transform_kernel(conv, ladder.PLAN.axes, TRANSFORM)
-    return cuda_codegen.kernel_module({SYMBOL: ladder_kernel(conv, rung, SYMBOL), TRANSFORM: transform})
 
 
 @dataclass(frozen=True)
@@ -71,14 +92,28 @@ class RungRecipe:
 
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`."""
-        cuda_codegen.compile_module(rung_module(self.conv, self.rung), self.gpu).export(path)
-        made, threads = ladder.PLAN.transform_bytes(self.conv), ladder.sizes_of(self.rung).threads
-        return cuda_manifest(self.conv, "im2win", asdict(self.rung), ladder.pack_of(self.rung), self.gpu, threads=threads, made=made)
+        cuda_codegen.compile_module(rung_module(self.conv, self.rung, self.gpu), self.gpu).export(path)
+        made, threads = ladder.workspace_bytes(self.conv), ladder.sizes_of(self.conv, self.rung).threads
+        pack = ladder.pack_of(self.conv, self.rung)
+        return cuda_manifest(self.conv, "im2win", asdict(self.rung), pack, self.gpu, threads=threads, made=made)
+
+
+@dataclass(frozen=True)
+class RecipeByHand(RungRecipe):
+    """A rung whose kernel is written loop by loop."""
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`."""
+        cuda_codegen.compile_module(module_by_hand(self.conv, self.rung), self.gpu).export(path)
+        made, threads = by_hand.PLAN.transform_bytes(self.conv), by_hand.sizes_of(self.rung).threads
+        return cuda_manifest(self.conv, "im2win", asdict(self.rung), by_hand.pack_of(self.rung), self.gpu, threads=threads, made=made)
 
 
 def recipe(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> Recipe:
     """The recipe of a rung. "production" is the project's im2win schedule in IEEE float32, the arithmetic of all rungs."""
-    return TileRecipe(conv, "im2win", gpu, "exact", recorded=True) if rung.production else RungRecipe(conv, rung, gpu)
+    if rung.production:
+        return TileRecipe(conv, "im2win", gpu, "exact", recorded=True)
+    return (RecipeByHand if rung.by_hand else RungRecipe)(conv, rung, gpu)
 
 
 def run(
@@ -171,8 +206,7 @@ def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Su
     import torch
 
     for library in libraries:
-        if isinstance(library, Library):
-            kernel = load_kernel(library.path)[TRANSFORM]
+        if isinstance(library, Library) and (kernel := load(library).kernels.transform) is not None:
             windows = torch.empty(library.manifest.made, dtype=torch.float32, device="cuda")
             return {LADDER_TRANSFORM: Subject(partial(kernel, bench.inputs["data"], windows), library.manifest.extra_bytes, 0.0)}
     return {}

@@ -52,6 +52,28 @@ def test_exact(name: str, key: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("key", ["n2-c5x11x13-k64x3x3-p1-bias", "n1-c3x23x27-k32x7x7-s4-p3", "n1-c6x9x12-k32x2x3-s1x2-p1x2-d1x2"])
+def test_stored_windows_are_copied_in_their_order(key: str) -> None:
+    """The order of an im2win window: neighbouring threads copy neighbouring terms, for every step's length and without a rest."""
+    conv, name = Conv2d.parse(key), "im2win/scheduled"
+    tiles = [replace(TILE, block_k=depth, stages=stages, order="cvu") for depth, stages in ((8, 2), (16, 3), (32, 1))]
+    kernels = [(name, replace(tile, rules="") if tile.stages == 1 else tile) for tile in tiles]
+    assert not [broken for _, tile in kernels for broken in violations(conv, tile, H200)]
+    tensors = typed(conv, exact_tensors(conv))
+    wrong = differences(conv, kernels, Emulated(conv, kernels)(tensors), expected(conv, tensors))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_model_reads_a_large_im2win_tensor_in_the_order_of_its_windows() -> None:
+    """With channels innermost conv4 of the papers reads each sector of 5.6 GB again for every tap."""
+    conv, row = Conv2d.parse("n128-c64x224x224-k64x7x7-s2"), schedule_of("im2win/scheduled").on_gpu
+    best = min((tile for tile in row.space(conv, H200, "exact")), key=lambda tile: row.estimate(conv, tile, H200).seconds)
+    assert best.order == "cvu"
+    first, other = (row.estimate(conv, replace(best, order=order), H200) for order in ("cvu", "uvc"))
+    assert other.memory > 5 * first.memory and other.cache > 5 * first.cache
+    assert "cvu" not in {tile.order for tile in schedule_of("direct/scheduled").on_gpu.space(conv, H200, "exact")}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_cpu_and_gpu_kernels_are_made_from_one_definition(name: str) -> None:
     """Every algorithm's schedule takes the definition that its CPU schedules take, and keeps its blocks."""

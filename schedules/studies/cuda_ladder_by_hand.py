@@ -1,4 +1,4 @@
-"""The kernels of the GPU ladder, whose parts `cuda_ladder.CudaRung` switches on and off."""
+"""The kernels of the GPU ladder written loop by loop, to compare the schedules of cuda_ladder.py with; a rung switches their parts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,28 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.cuda.epilogue.store import Epilogue
 from im2win.schedules.cuda.kernels import multistage as kernel
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.primitives import Arena, Expr, barrier, local, padded
-from im2win.schedules.studies.cuda_ladder import PLAN, CudaRung, pack_of, sizes_of
+from im2win.schedules.cuda.windows import WindowSource
+from im2win.schedules.studies.cuda_ladder import PLAIN, TILED, CudaRung, Sizes
 from im2win.spec.conv2d import Conv2d
 
+PLAN = WindowSource("ncmku")
 VECTOR = 4  # elements of the widest load
 SKEW = 4  # elements of padding behind a row of windows in shared memory, so that stores have no bank conflict
+
+
+def sizes_of(rung: CudaRung) -> Sizes:
+    """The tiles of a rung of the thesis."""
+    return TILED if rung.blocks else PLAIN
+
+
+def pack_of(rung: CudaRung) -> FilterPack:
+    """The packing of filters for a rung of the thesis: in the order of a window, one by one or by block."""
+    return FilterPack(sizes_of(rung).block_m if rung.blocks else 1, "cvu")
 
 
 def ladder_kernel(conv: Conv2d, rung: CudaRung, name: str = "conv2d") -> Any:
