@@ -22,8 +22,7 @@ from im2win.runtime.tensors import aligned, argument
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL
-from im2win.tuner.runners.check import forget
-from im2win.tuner.runners.cpu import Bench, Candidate, Kernel, checked
+from im2win.tuner.runners.cpu import Bench, Candidate, Kernel, checked_fully
 
 SEED = 11
 ORDERS = range(12)  # seeds of the emulator
@@ -74,8 +73,7 @@ class Judge:
         try:
             bench, candidate = Bench(conv, SEED), Candidate(path, pack)
             kernel = Kernel(bench, candidate)
-            message, _ = checked(bench, kernel, candidate, unit=True)
-            forget(bench, kernel)  # as the tuner does
+            message, _ = checked_fully(bench, candidate, kernel)
             if message or isinstance(job, int):
                 return Verdict("caught" if message else "ok", message)
             differs = self._difference(conv, (path, pack), (right, right_pack))
