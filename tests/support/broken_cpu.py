@@ -108,6 +108,47 @@ class Graph:
             return self.text(node["data"]["name"])
         return node["data"] if node["type"] == "ffi.String" else ""
 
+    def dtype(self, number: int) -> str:
+        """The element type of an expression, with its lanes: "float32x8"; "" for what has none."""
+        held = self.nodes[number]["data"]
+        kind = self.data(held["ty"]) if isinstance(held, dict) and "ty" in held else None
+        return str(kind.get("dtype", "")) if isinstance(kind, dict) else ""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether some tensor has elements of sixteen bits."""
+        kinds = [node["data"]["dtype"] for node in self.of("ir.PrimType")]
+        return any(kind.split("x")[0] in ("float16", "bfloat16") for kind in kinds)
+
+    def ten_bits(self, number: int) -> int:
+        """A float32 expression, rounded to float16."""
+        self.nodes.append({"type": "ir.PrimType", "data": {"span": 0, "dtype": "float16"}})
+        half = self.add("prim.Cast", ty=len(self.nodes) - 1, value=number)
+        return self.add("prim.Cast", ty=self.data(number)["ty"], value=half)
+
+    def saturated(self, number: int, low: int, high: int) -> int:
+        """An int32 expression, or a vector of it, cut off at both ends."""
+        kind = self.data(number)["ty"]
+        least = self.add("prim.Max", ty=kind, a=number, b=self.whole(number, low))
+        return self.add("prim.Min", ty=kind, a=least, b=self.whole(number, high))
+
+    def whole(self, number: int, value: int) -> int:
+        """An integer of the type of an int32 expression, in all its lanes."""
+        lanes = self.dtype(number).partition("x")[2]
+        self.nodes.append({"type": "ir.PrimType", "data": {"span": 0, "dtype": "int32"}})
+        one = self.add("ir.IntImm", ty=len(self.nodes) - 1, value=self.integer(value))
+        if not lanes:
+            return one
+        kind = len(self.nodes)
+        self.nodes.append({"type": "ir.PrimType", "data": {"span": 0, "dtype": "int32"}})
+        count = self.add("ir.IntImm", ty=kind, value=self.integer(int(lanes)))
+        return self.add("prim.Broadcast", ty=self.data(number)["ty"], value=one, lanes=count)
+
+    def held(self, store: Node) -> int:
+        """What a place holds that a statement stores to."""
+        kind = self.data(store["data"]["value"])["ty"]
+        return self.add("ir.TensorLoad", ty=kind, source=store["data"]["buffer"], indices=store["data"]["indices"], predicate=0)
+
     def floating(self, node: Node) -> bool:
         """Whether an expression is of a floating-point type."""
         kind = self.data(node["data"]["ty"])
@@ -228,6 +269,30 @@ def constant_wrong(graph: Graph) -> Iterator[Change]:
             yield _set(node["data"], "value", lambda node=node: node["data"]["value"] * 0.75)
 
 
+def sum_rounded(graph: Graph) -> Iterator[Change]:
+    """An accumulator with ten bits of fraction, as if the tolerance were that of float16. Types that round more are left out."""
+    for node in graph.of("tirx.BufferStore"):
+        number = node["data"]["value"]
+        if graph.nodes[number]["type"] == "prim.Add" and graph.dtype(number) == "float32" and not graph.narrow:
+            yield _set(node["data"], "value", lambda number=number: graph.ten_bits(number))
+
+
+def sum_of_sixteen_bits(graph: Graph) -> Iterator[Change]:
+    """An accumulator that saturates as 16-bit integers do."""
+    for node in graph.of("tirx.BufferStore"):
+        number = node["data"]["value"]
+        if graph.nodes[number]["type"] == "prim.Add" and graph.dtype(number).startswith("int32"):
+            yield _set(node["data"], "value", lambda number=number: graph.saturated(number, -(2**15), 2**15 - 1))
+
+
+def store_lost(graph: Graph) -> Iterator[Change]:
+    """A value that is not stored, but what is there already."""
+    for node in graph.of("tirx.BufferStore"):
+        value = graph.nodes[node["data"]["value"]]
+        if graph.constant(node["data"]["value"]) is None and value["type"] != "ir.TensorLoad":
+            yield _set(node["data"], "value", lambda node=node: graph.held(node))
+
+
 def _array(graph: Graph, numbers: list[int]) -> int:
     graph.nodes.append({"type": "ffi.Array", "data": numbers})
     return len(graph.nodes) - 1
@@ -250,7 +315,8 @@ KINDS: dict[str, Callable[[Graph], Iterator[Change]]] = {
     made.__name__.replace("_", " "): made
     for made in (
         sum_starts_wrong, padding_is_not_zero, condition_shifted, condition_forgotten, loop_ends_early, subtracted, factor_changed,
-        axes_swapped, index_stale, index_off_by_one, epilogue_lost, activation_lost, constant_wrong,
+        axes_swapped, index_stale, index_off_by_one, epilogue_lost, activation_lost, constant_wrong, sum_rounded, sum_of_sixteen_bits,
+        store_lost,
     )
 }  # fmt: skip
 
@@ -325,11 +391,14 @@ class WrongPack:
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """The packed filters."""
-        return np.asarray(self.pack.filter(conv, PACKS[self.change](w)))
+        return np.asarray(self.pack.filter(self._seen(conv), PACKS[self.change](w)))
+
+    def _seen(self, conv: Conv2d) -> Conv2d:
+        return conv.with_(zero_point=0) if self.change == "zero point forgotten" else conv
 
     def bias(self, conv: Conv2d, bias: Array) -> Array:
         """The packed bias."""
-        return np.asarray(self.pack.bias(conv, bias))
+        return np.asarray(self.pack.bias(self._seen(conv), np.roll(bias, 1) if self.change == "bias in another order" else bias))
 
 
 def _rounded(w: Array) -> Array:
@@ -351,6 +420,8 @@ PACKS: dict[str, Callable[[Array], Array]] = {
     "channels in another order": lambda w: np.roll(w, 1, 1) if w.shape[1] > 1 else np.roll(w, 1, 2),
     "filter rounded": _rounded,
     "last weight lost": _last_lost,
+    "bias in another order": np.copy,
+    "zero point forgotten": np.copy,
 }
 
 
@@ -391,7 +462,9 @@ def injected() -> list[Broken]:
             count = places(module, kind)
             apart = sorted({i * count // PER_KIND for i in range(PER_KIND)}) if count else []
             found += [Broken(layer, Mistake(kind, place)) for place in apart]
-        found += [Broken(layer, change) for change in PACKS if change != "filter rounded" or conv.dtype != "bfloat16"]
+        lacking = {"filter rounded": conv.dtype == "bfloat16", "bias in another order": not conv.bias}
+        lacking["zero point forgotten"] = not (conv.bias and conv.zero_point)
+        found += [Broken(layer, change) for change in PACKS if not lacking.get(change, False)]
     return found
 
 

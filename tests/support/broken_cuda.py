@@ -6,18 +6,26 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emulated import MARK, generated
-from waiting_kernels import KERNELS
+from emulated import MARK, Kernel, generated
+from waiting_kernels import KERNELS, STEP, TABLE
 
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
 Edit = Callable[[str], str]
+REQUANTISED: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {  # judged with the tensors of the check before timing on a GPU
+    "requantised": (
+        "n1-c20x5x6-k32x3x3-p1-int8-out.int8-NHWC-bias", ("implicit_gemm/tiled", MultistageTile("s8", 32, 32, 16, 16, 2, 3, "uvc")),
+        (TABLE, STEP),
+    ),
+}  # fmt: skip
+ALL = KERNELS | REQUANTISED
 BARRIER = "__syncthreads();"
 
 
 @dataclass(frozen=True)
 class BrokenCuda:
-    """A kernel of `waiting_kernels.KERNELS` with a mistake: its kind, and which of the places where a source can have it."""
+    """A kernel of `ALL` with a mistake: its kind, and which of the places where a source can have it."""
 
     kernel: str
     mistake: str
@@ -47,6 +55,10 @@ def without_barrier(number: int) -> Edit:
     return edit
 
 
+def _more(match: re.Match[str]) -> str:
+    return f"{match[1]}{int(match[2]) + 1}{match[3]}"
+
+
 def _less(match: re.Match[str]) -> str:
     return f"{match[1]}{int(match[2]) - 1}{match[3]}"
 
@@ -63,6 +75,15 @@ MISTAKES: dict[str, Edit] = {
     "first row taken for padding": _all(r"\(0 <= (\(\(entry_ptr\w*\[1\] >> 16\))", r"(0 < \1"),
     "a step lost": _first(r"(for \(int v_\d+ = 0; v_\d+ < )(\d+)(; \+\+v_\d+\) \{\s+im2win::wait_copies)", _less),
     "stale slab": _all(r"\(\(v_(\d+) \+ (\d+)\) % (\d+)\)", lambda match: f"((v_{match[1]} + {int(match[2]) - 1}) % {match[3]})"),
+    "tail one longer": _all(r"( < )(\d+)(\) \{\s+values_ptr)", _more),
+    "tail one shorter": _all(r"( < )(\d+)(\) \{\s+values_ptr)", _less),
+    "whole sums start at one": _all(r"(sums_ptr\[[^;=]*\] = )0;", r"\g<1>1;"),
+    "sums of sixteen bits": _all(r"scaled\(\((sums_ptr\[.*?\]) \+ bias", r"scaled((max(min(\g<1>, 32767), -32768) + bias"),
+    "a bias one higher": _first(r"\+ bias_ptr\[", "+ 1 + bias_ptr["),
+    "bias of the next channel": _first(r"\bbias_ptr\[\(", "bias_ptr[1 + ("),
+    "scale of the next channel": _first(r"\bscale_ptr\[\(", "scale_ptr[1 + ("),
+    "rounded towards zero": _first(r"= (im2win::scaled\(.*\));", r"= truncf(\g<1>);"),
+    "another end of the range": _first(r"= (im2win::scaled\(.*\));", r"= fminf(\g<1>, 120.0f);"),
     "table of another tap": _first(r"(\(\(int\*\)shared_ptr\)\[[^;=]*\] = [^;?]*\? )", r"\g<1>1 + "),
 }
 
@@ -75,7 +96,7 @@ def edit_of(one: BrokenCuda) -> Edit:
 def injected() -> list[BrokenCuda]:
     """All broken kernels: each of the barriers lost, and each mistake that a source can have."""
     found: list[BrokenCuda] = []
-    for name, (key, (algorithm, tile), barriers) in KERNELS.items():
+    for name, (key, (algorithm, tile), barriers) in ALL.items():
         source = generated(Conv2d.parse(key), algorithm, tile).source
         source = source[source.index(MARK) :]
         found += [BrokenCuda(name, "no barrier", number) for number in range(len(barriers))]

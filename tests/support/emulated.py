@@ -238,15 +238,20 @@ def differences(conv: Conv2d, kernels: Sequence[Kernel | Made], found: Sequence[
     return lines
 
 
-def goes_wrong(conv: Conv2d, kernel: Kernel | Made, edit: Callable[[str], str], seeds: Iterable[int]) -> bool:
-    """Whether the edited kernel gives another result, or breaks a rule while it runs, for some seed."""
-    tensors = typed(conv, exact_tensors(conv))
-    right, emulated = expected(conv, tensors), Emulated(conv, [kernel], edit)
+def goes_wrong(
+    conv: Conv2d, kernel: Kernel | Made, edit: Callable[[str], str], seeds: Iterable[int], given: Sequence[Tensors] | None = None
+) -> bool:
+    """Whether the edited kernel gives another result, or breaks a rule while it runs, for some seed and some of the given tensors.
 
-    def wrong(seed: int) -> bool:
+    If none are given, they are those of `exact_tensors`.
+    """
+    emulated = Emulated(conv, [kernel], edit)
+    cases = [(one, expected(conv, one)) for one in (given or [typed(conv, exact_tensors(conv))])]
+
+    def wrong(seed: int, tensors: Tensors, right: Array) -> bool:
         try:
             return bool(differences(conv, [kernel], emulated(tensors, seed), right))
         except EmulationError:
             return True
 
-    return any(wrong(seed) for seed in seeds)
+    return any(wrong(seed, *case) for seed in seeds for case in cases)

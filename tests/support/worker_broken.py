@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import broken_cpu
+import broken_cuda
 import numpy as np
 from broken_cpu import Broken, WrongPack
-from broken_cuda import BrokenCuda, edit_of
+from broken_cuda import BrokenCuda
 from oracle import Array, Tensors
 from schedules_dot import dot_tensors
-from waiting_kernels import KERNELS
 
 from im2win.common.worker_pool import serve
+from im2win.numerics.reference import typed_tensors
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.tensors import aligned, argument
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL
-from im2win.tuner.runners.check import forget
-from im2win.tuner.runners.cpu import Bench, Candidate, Kernel, checked
+from im2win.tuner.runners.cpu import Bench, Candidate, Kernel, checked_fully
+from im2win.tuner.runners.tensors import special
 
 SEED = 11
 ORDERS = range(12)  # seeds of the emulator
@@ -74,8 +75,7 @@ class Judge:
         try:
             bench, candidate = Bench(conv, SEED), Candidate(path, pack)
             kernel = Kernel(bench, candidate)
-            message, _ = checked(bench, kernel, candidate, unit=True)
-            forget(bench, kernel)  # as the tuner does
+            message, _ = checked_fully(bench, candidate, kernel)
             if message or isinstance(job, int):
                 return Verdict("caught" if message else "ok", message)
             differs = self._difference(conv, (path, pack), (right, right_pack))
@@ -99,14 +99,16 @@ class Judge:
 
 
 def _emulated(job: BrokenCuda | str) -> Verdict:
-    """Runs a CUDA kernel in the emulator, in different orders of its threads."""
+    """Runs a CUDA kernel in the emulator, in different orders of its threads; with the tensors of a GPU's check if it requantises."""
     import emulated
 
     from im2win.schedules.cuda.mma import mma_sync
 
     mma_sync.restored = lambda products: 1.0  # sums of two TF32 parts are then exact, as sums of the others are
-    key, kernel, _ = KERNELS[job if isinstance(job, str) else job.kernel]
-    wrong = emulated.goes_wrong(Conv2d.parse(key), kernel, str if isinstance(job, str) else edit_of(job), ORDERS)
+    key, kernel, _ = broken_cuda.ALL[job if isinstance(job, str) else job.kernel]
+    conv = Conv2d.parse(key)
+    given = [make(conv, SEED) for make in (typed_tensors, *special(conv).values())] if conv.requantised else None
+    wrong = emulated.goes_wrong(conv, kernel, str if isinstance(job, str) else broken_cuda.edit_of(job), ORDERS, given)
     return Verdict("caught" if wrong else "ok" if isinstance(job, str) else "missed")
 
 

@@ -15,6 +15,7 @@ from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.runners import check
 from im2win.tuner.runners.cpu import FEWEST, Bench, Measurer, Outcome, RunJob
+from im2win.tuner.runners.tensors import unit_tensors
 
 REQUANTISED = Conv2d(2, 6, 7, 7, 8, 3, padding=1, dtype="uint8", out_dtype="uint8", zero_point=128, out_zero_point=4, bias=True)
 """Outputs are the same for some hundred sums in turn, where scales are those of `typed_tensors`."""
@@ -150,8 +151,8 @@ def test_an_output_that_differs_from_run_to_run_fails(bench: Any) -> None:
 def test_a_unit_of_a_sum_is_seen(device: str, out: str, depth: int) -> None:
     """A bias that is one higher in one channel is the same as a sum that begins one off."""
     conv = REQUANTISED.with_(out_dtype=out, out_zero_point=4 if out == "uint8" else 0, in_channels=depth)
-    bench = bench_of(device, conv).unit
-    assert bench.unit is None and verify(bench, _writes(bench, bench.expected)) == ("", 0.0)
+    bench = bench_of(device, conv).special["scales near 1"]
+    assert verify(bench, _writes(bench, bench.expected)) == ("", 0.0)
     given = {name: tensor if device == "cpu" else torch_values(tensor) for name, tensor in bench.inputs.items()}
     assert abs(given["scale"]).min() >= 1
     for channel in range(conv.out_channels):
@@ -166,9 +167,29 @@ def test_a_unit_of_a_sum_is_seen(device: str, out: str, depth: int) -> None:
 def test_sums_of_a_requantised_problem_reach_beyond_the_range_of_its_outputs() -> None:
     """On both sides, so that a wrong end of the range shows; most of them are within it."""
     for conv in (REQUANTISED, REQUANTISED.with_(in_channels=512), Conv2d(2, 32, 9, 9, 32, 3, groups=32, dtype="int8", out_dtype="int8")):
-        found = bench_of("cpu", conv).unit.expected
+        found = bench_of("cpu", conv, make=unit_tensors).expected
         low, high = (0, 255) if conv.out_dtype == "uint8" else (-128, 127)
         assert (found == low).any() and (found == high).any() and ((found > low) & (found < high)).mean() > 0.3
+
+
+@pytest.mark.fault("candidates", "a candidate's sums have sixteen bits")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("out", ["int32", "int8"])
+def test_sums_of_sixteen_bits_are_seen(device: str, out: str) -> None:
+    """They are right for the sums of most random tensors, and wrong for those of tensors over the whole range."""
+    conv = Conv2d(2, 6, 7, 7, 8, 3, dtype="int8", out_dtype=out)
+    bench = bench_of(device, conv)
+    assert set(bench.special) == {"values of the whole range", *(["scales near 1"] if out == "int8" else [])}
+    whole = bench.special["values of the whole range"]
+    given = {name: tensor if device == "cpu" else torch_values(tensor) for name, tensor in whole.inputs.items()}
+    assert (given["data"].min(), given["data"].max()) == (given["filter"].min(), given["filter"].max()) == (-128, 127)
+    sums = reference(conv.with_(out_dtype="int32"), given["data"], given["filter"])
+    wrong = np.clip(sums, -(2**15), 2**15 - 1)
+    wrong = wrong if out == "int32" else np.clip(np.rint(np.float32(wrong) * given["scale"][:, None, None]), -128, 127)
+    wrong = torch_tensor(wrong) if device == "cuda" else wrong
+    assert verify(whole, _writes(whole, whole.expected)) == ("", 0.0)
+    assert verify(whole, _writes(whole, wrong))[0].startswith("error")
+    assert bench_of(device, SMALL).special == {}, "products of floats have no range"
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, 1 << 20])

@@ -19,6 +19,7 @@ from im2win.tuner.cost_model import Choice
 from im2win.tuner.fleet.fleet import Answer
 from im2win.tuner.pool import Pool
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
+from im2win.tuner.runners.tensors import special
 from im2win.tuner.session import Session
 
 BUILD_S, RUN_S = 60.0, 30.0  # seconds for one candidate; `run` adds the time that check and samples need
@@ -135,10 +136,10 @@ class Measurement:
             folder=Path(self.folder.name), **how,
         )  # fmt: skip
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
-        # candidates of finals run about twenty times each, and twelve times while they are checked; the reference is computed by numpy
-        # in float64, twice for requantised outputs
-        reference_s = session.conv.flops / 2e9 * (1 + session.conv.requantised)
-        return job, (RUN_S + 32 * slowest) * len(choices) + 60 * slowest + reference_s
+        # candidates of finals run about twenty times each, and up to twenty times while they are checked; the reference is computed by
+        # numpy in float64
+        reference_s = session.conv.flops / 2e9 * (1 + len(special(session.conv)))
+        return job, (RUN_S + 40 * slowest) * len(choices) + 60 * slowest + reference_s
 
     def run_anew(self, choices: list[Choice], **how: Any) -> list[Outcome]:
         """As `run`, in a new process; of a fleet, in whichever process is free."""

@@ -22,14 +22,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from im2win.numerics.winograd_error import SPREAD
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 ROUNDS = 2
 PAGE = 4096  # elements; zones are multiples of it, so that tensors start where they would without zones, as far as caches can tell
 MOST = 1 << 18  # elements of a zone
-UNIT_SPREAD = 64.0  # standard deviation of the sums of `unit_tensors`, about
 
 
 def zone_of(size: int) -> int:
@@ -194,28 +192,3 @@ def _wrong(bench: CheckedBench, buffers: Mapping[str, Guarded], allowed: float) 
             return f"{count} elements of {math.prod(bench.conv.output_shape)} are NaN", None
         return f"error {measured:.2e} exceeds {allowed:.2e}", measured
     return "", measured
-
-
-def unit_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
-    """Tensors of a requantised problem in which one unit of a sum shows in its output, as numpy arrays in the types of `Conv2d.dtypes`.
-
-    Elsewhere scales are so small that an output is the same for some hundred sums in turn. Here inputs and weights are small integers, so
-    that sums have a standard deviation of about `UNIT_SPREAD`, and scales lie between 1 and 3 on either side of 0. Some of them are
-    multiples of a half: products then lie in the middle between two integers, and show how a kernel rounds.
-    """
-    rng = np.random.default_rng([seed, 1])
-    sums = math.prod(conv.filter_shape[1:])
-    largest = max(1, round(math.sqrt(3 * UNIT_SPREAD / math.sqrt(sums))))
-    channels = (conv.out_channels,)
-    made: dict[str, Any] = {}
-    for name in conv.arguments[:-1]:
-        if name == "scale":
-            made[name] = np.where(rng.random(channels) < 0.5, rng.integers(2, 6, channels) / 2, rng.uniform(1, 3, channels))
-            made[name] = (made[name] * rng.choice([-1, 1], channels)).astype(np.float32)
-            continue
-        shape = {"data": conv.input_shape, "filter": conv.filter_shape, "residual": conv.output_shape}.get(name, channels)
-        reach = largest if name in ("data", "filter") else round(SPREAD)
-        values = rng.integers(-reach, reach + 1, shape) + (conv.zero_point if name == "data" else 0)
-        limits = ELEMENT_TYPES[conv.dtypes[name]].limits
-        made[name] = (values if limits is None else np.clip(values, *limits)).astype(conv.dtypes[name])
-    return made

@@ -23,7 +23,8 @@ from im2win.runtime.tensors import argument, empty
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
-from im2win.tuner.runners.check import CheckedBench, Guarded, forget, unit_tensors, verify, zone_of
+from im2win.tuner.runners.check import CheckedBench, Guarded, forget, verify, zone_of
+from im2win.tuner.runners.tensors import Make, special
 
 COLD_S, WARM_S = 0.5, 0.02  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
@@ -92,16 +93,17 @@ class Bench(CheckedBench):
     """The tensors and the reference output of one problem.
 
     Attributes:
-        unit: of a requantised problem the bench with tensors in which a unit of a sum shows (`unit_tensors`); None elsewhere, and in it.
+        special: benches of the same problem with `tuner.runners.tensors.special`.
     """
 
-    def __init__(self, conv: Conv2d, seed: int, folder: Path | None = None, *, unit: bool = False) -> None:
-        """`folder`: as in `RunJob`. `unit`: whether the tensors are those of `unit_tensors`."""
-        super().__init__(conv, unit_tensors(conv, seed) if unit else typed_tensors(conv, seed))
+    def __init__(self, conv: Conv2d, seed: int, folder: Path | None = None, make: Make | None = None) -> None:
+        """`folder`: as in `RunJob`. `make`: makes the tensors; None for random ones."""
+        super().__init__(conv, (make or typed_tensors)(conv, seed))
         self.seed = seed
-        self.expected = self._expected(None if folder is None else folder / f"expected-{conv}-{seed}{'-unit' * unit}.npy")
+        kind = f"-{make.__name__}" if make else ""
+        self.expected = self._expected(None if folder is None else folder / f"expected-{conv}-{seed}{kind}.npy")
         self.scale = float(np.max(np.abs(self.expected))) or 1.0
-        self.unit = Bench(conv, seed, folder, unit=True) if conv.requantised and not unit else None
+        self.special = {} if make else {name: Bench(conv, seed, folder, one) for name, one in special(conv).items()}
 
     def _memory(self, dtype: str, size: int) -> Array:
         return empty((size + 2 * zone_of(size),), dtype)
@@ -150,15 +152,22 @@ class Kernel:
         self._function(*self._arguments)
 
 
-def checked(bench: Bench, kernel: Kernel, candidate: Candidate, *, unit: bool = False) -> tuple[str, float | None]:
-    """Checks a kernel, with the tensors of `Bench.unit`, too, if `unit`. Returns what is wrong, "" if nothing, and the error or None."""
-    message, measured = verify(bench, kernel, tolerance(bench.conv), kernel.own)
-    if message or not unit or bench.unit is None:
-        return message, measured
-    other = Kernel(bench.unit, candidate)
-    message, worst = verify(bench.unit, other, tolerance(bench.conv), other.own)
-    forget(bench.unit, other)
-    return (f"with scales near 1: {message}", worst) if message else ("", measured)
+def checked(bench: Bench, kernel: Kernel) -> tuple[str, float | None]:
+    """Checks a kernel with a bench's tensors. Returns what is wrong, "" if nothing, and the error, None if it is not a number."""
+    return verify(bench, kernel, tolerance(bench.conv), kernel.own)
+
+
+def checked_fully(bench: Bench, candidate: Candidate, kernel: Kernel) -> tuple[str, float | None]:
+    """As `checked`, and with the tensors of `Bench.special`; the error is that of random tensors. No memory holds right values then."""
+    message, error = checked(bench, kernel)
+    forget(bench, kernel)
+    for name, other in bench.special.items():
+        if not message:
+            again = Kernel(other, candidate)
+            said, worst = checked(other, again)
+            forget(other, again)
+            message, error = (f"with {name}: {said}", worst) if said else (message, error)
+    return message, error
 
 
 def _sample(kernel: Kernel, calls: int) -> float:
@@ -194,14 +203,13 @@ class Measurer:
         outcomes: list[Outcome] = []
         for candidate in job.candidates:
             kernel = Kernel(bench, candidate)
-            message, measured = checked(bench, kernel, candidate, unit=True)
-            forget(bench, kernel)
+            message, measured = checked_fully(bench, candidate, kernel)
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
         self._time(job, [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None])
-        for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
+        for tried, out in zip(kernels, outcomes, strict=True):
             if tried is not None:
-                self._check_again(bench, tried, candidate, out)
+                self._check_again(bench, tried, out)
                 if job.probe and out.outcome == "ok":
                     out.probed = probed(bench.output, job.conv, job.probe).astype(np.float64)
                 forget(bench, tried)
@@ -234,8 +242,8 @@ class Measurer:
             behind = {key for key, found in medians.items() if found > job.drop_above * min(medians.values())}
             open_ = [one for one in open_ if id(one[0]) not in behind]
 
-    def _check_again(self, bench: Bench, kernel: Kernel, candidate: Candidate, out: Outcome) -> None:
-        message, _ = checked(bench, kernel, candidate)
+    def _check_again(self, bench: Bench, kernel: Kernel, out: Outcome) -> None:
+        message, _ = checked(bench, kernel)
         if message:
             out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
 

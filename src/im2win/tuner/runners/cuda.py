@@ -6,9 +6,9 @@ network. PyTorch computes the reference on the GPU in float64 as a product of un
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from im2win.runtime.cuda import Kernels
 from im2win.runtime.libraries import cuda_runtime_library, load_kernel
 from im2win.runtime.manifest import ArtefactError
 from im2win.runtime.tensors import torch_tensor, torch_values
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.activations import activation_of, torch_function
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
-from im2win.tuner.runners.check import CheckedBench, unit_tensors, verify, zone_of
+from im2win.tuner.runners.check import CheckedBench, verify, zone_of
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob, probed
+from im2win.tuner.runners.tensors import Make, special
 
 SPREAD = 32  # standard deviation of random integers
 WARM_S = 0.02
@@ -97,31 +99,25 @@ def device_tensors(conv: Conv2d, seed: int, device: str = "cuda") -> dict[str, A
 
 
 class Bench(CheckedBench):
-    """The tensors and the reference output of one problem, on the device.
-
-    Attributes:
-        unit: as of `tuner.runners.cpu.Bench`, made when it is first asked for.
-    """
+    """The tensors and the reference output of one problem, on the device."""
 
     device = "cuda"
 
-    def __init__(self, conv: Conv2d, seed: int, inputs: Mapping[str, Any] | None = None) -> None:
-        """`inputs`: tensors on the device; those of `device_tensors` if None."""
+    def __init__(self, conv: Conv2d, seed: int, make: Make | None = None) -> None:
+        """`make`: makes the tensors; None for random ones."""
         import torch
 
-        super().__init__(conv, device_tensors(conv, seed, self.device) if inputs is None else inputs)
+        made = make(conv, seed) if make else {}
+        given = {name: torch_tensor(array).to(self.device) for name, array in made.items()}
+        super().__init__(conv, given or device_tensors(conv, seed, self.device))
         self.seed = seed
         self.expected, self.scale = reference(conv, self.inputs)
-        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.device)
-        self._unit: Bench | None = None
-        self._has_unit = conv.requantised and inputs is None
+        self.flush = torch.empty(0 if make else FLUSH_BYTES, dtype=torch.uint8, device=self.device)
 
-    @property
-    def unit(self) -> Bench | None:
-        if self._unit is None and self._has_unit:
-            made = {name: torch_tensor(array).to(self.device) for name, array in unit_tensors(self.conv, self.seed).items()}
-            self._unit = type(self)(self.conv, self.seed, made)
-        return self._unit
+    @functools.cached_property
+    def special(self) -> dict[str, Bench]:
+        """Benches of the same problem with `tuner.runners.tensors.special`."""
+        return {name: type(self)(self.conv, self.seed, make) for name, make in special(self.conv).items()}
 
     def _memory(self, dtype: str, size: int) -> Any:
         import torch
@@ -164,15 +160,22 @@ class Kernel:
         self._kernels(*self._arguments)
 
 
-def checked(bench: Bench, kernel: Kernel, candidate: Candidate, *, unit: bool = False) -> tuple[str, float | None]:
-    """Checks a kernel, with the tensors of `Bench.unit`, too, if `unit`. Returns what is wrong, "" if nothing, and the error or None."""
-    allowed = tolerance(bench.conv, candidate.accuracy)
-    message, measured = verify(bench, kernel, allowed, kernel.own)
-    if message or not unit or bench.unit is None:
-        return message, measured
-    other = Kernel(bench.unit, candidate)
-    message, worst = verify(bench.unit, other, allowed, other.own)
-    return (f"with scales near 1: {message}", worst) if message else ("", measured)
+def checked(bench: Bench, kernel: Kernel, accuracy: Accuracy) -> tuple[str, float | None]:
+    """Checks a kernel with a bench's tensors. Returns what is wrong, "" if nothing, and the error, None if it is not a number."""
+    return verify(bench, kernel, tolerance(bench.conv, accuracy), kernel.own)
+
+
+def checked_fully(bench: Bench, candidate: Candidate, kernel: Kernel) -> tuple[str, float | None]:
+    """As `checked`, and with the tensors of `Bench.special`; the error is that of random tensors.
+
+    Winograd's form in integers rounds: its tolerance is for random tensors.
+    """
+    message, error = checked(bench, kernel, candidate.accuracy)
+    for name, other in bench.special.items() if candidate.accuracy != "winograd" and not message else ():
+        said, worst = checked(other, Kernel(other, candidate), candidate.accuracy)
+        if said:
+            return f"with {name}: {said}", worst
+    return message, error
 
 
 def sample(bench: Bench, kernel: Any) -> float:
@@ -218,14 +221,14 @@ class Measurer:
         outcomes: list[Outcome] = []
         for candidate in job.candidates:
             kernel = Kernel(bench, candidate)
-            message, measured = checked(bench, kernel, candidate, unit=True)
+            message, measured = checked_fully(bench, candidate, kernel)
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
         verified = [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None]
         self._time(job, bench, verified)
         for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
             if tried is not None:
-                message, _ = checked(bench, tried, candidate)
+                message, _ = checked(bench, tried, candidate.accuracy)
                 if message:
                     out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
                 elif job.probe:
