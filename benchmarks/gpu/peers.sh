@@ -12,12 +12,13 @@ cd "$(dirname "$0")/../.."
 out=${1:?usage: peers.sh OUT [PART...]}
 parts=("${@:2}")
 [[ ${#parts[@]} -gt 0 ]] || parts=(papers12-graph resnet50-graph papers12-cutlass resnet50-cutlass papers12-inductor resnet50-inductor)
-carried=${CARRIED:-.gpu/peers} limit=${LIMIT:-560} work=${WORK:-.gpu/peers-built}
+carried=${CARRIED:-.gpu/peers} limit=${LIMIT:-560}
+work=$(realpath -m "${WORK:-.gpu/peers-built}") # what is unpacked and compiled here; kept for the next run
 mkdir -p "$out" "$work"
-export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH} TORCHINDUCTOR_CACHE_DIR=$PWD/$work/inductor
+export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH} TORCHINDUCTOR_CACHE_DIR=$work/inductor
 wheels=("$carried"/nvidia_cudnn_frontend-*.whl)
 if [[ -f ${wheels[0]} && ! -d $work/site/cudnn ]]; then python3 -m zipfile -e "${wheels[0]}" "$work/site"; fi
-if [[ -d $work/site ]]; then export PYTHONPATH=$PYTHONPATH:$PWD/$work/site; fi
+if [[ -d $work/site ]]; then export PYTHONPATH=$PYTHONPATH:$work/site; fi
 if [[ -f $carried/cutlass-include.tar.xz && ! -d $work/cutlass ]]; then
   mkdir -p "$work/cutlass.new" && tar -C "$work/cutlass.new" -xJf "$carried/cutlass-include.tar.xz" && mv "$work/cutlass.new" "$work/cutlass"
 fi

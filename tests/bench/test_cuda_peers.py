@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 from im2win.bench import cuda as cuda_bench
 from im2win.bench import cuda_peers, inductor_worker
@@ -16,6 +17,7 @@ from im2win.bench.peers import inductor
 from im2win.bench.peers.subject import PeerError
 from im2win.bench.results import Result, Row
 from im2win.device.gpu import H200
+from im2win.reports import subjects
 from im2win.spec.conv2d import Conv2d
 
 torch = pytest.importorskip("torch")
@@ -79,6 +81,35 @@ def test_rows_without_the_algorithms_by_name_are_measured_again() -> None:
     ]
     result = Result("mine", "float32", 2, "gpu", "A GPU", 1, {}, "", "2026-01-01", {}, rows)
     assert [row.layer for row in cuda_bench.with_algorithms(result, "float32").layers] == ["b", "c", "d"]
+
+
+def test_reports_have_a_name_for_every_peer() -> None:
+    assert {*cuda_peers.SINGLE, "cutlass"} <= subjects.TITLES.keys() and {*cuda_peers.SINGLE, "cutlass"} <= subjects.COLOURS.keys()
+    times = {"cudnn_gemm": 3.0, "cudnn_fft": 2.0, "cudnn-graph": 1.0, "inductor_nhwc": 4.0, "cutlass": 5.0}
+    row = Row("a", str(CONV), ours_ms=1.0, peers=times, best_peer="cudnn-graph", peers_chosen={"cutlass": "tile 1"})
+    result = Result("mine", "float32", 2, "gpu", "A GPU", 1, {}, "", "2026-01-01", {}, [row])
+    assert subjects.subjects(subjects.gathered(result)) == ["cudnn", "cudnn-graph", "inductor_nhwc", "cutlass"]
+
+
+def test_the_table_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
+    import peers_table
+
+    times = {"torch_nchw": 0.3, "torch_nhwc": 0.2, "cudnn_gemm": 0.4, "cudnn-graph": 0.1}
+    rows = [
+        Row("a", str(CONV), ours_ms=0.1, peers=times, peers_chosen={"cudnn-graph": "eng1"}),
+        Row("b", str(CONV), peers={"torch_nhwc": 0.2}, failed="no", peers_failed={"cudnn_gemm": "no", "cudnn-graph": "no plan"}),
+    ]
+    result = Result("mine", "float32", 2, "gpu", "A GPU", 1, {}, "", "2026-01-01", {}, rows)
+    assert list(peers_table.lines(result)) == [
+        "mine, float32, batch 2, A GPU: us",
+        "layer             ours        PyTorch  cuDNN by name    cuDNN graph",
+        "a                100.0          200.0          400.0          100.0; eng1",
+        "b               failed          200.0              -              -; cudnn-graph: no plan",
+        "PyTorch over ours, geometric mean of 1 layers: 2.000",
+        "cuDNN by name over ours, geometric mean of 1 layers: 4.000",
+        "cuDNN graph over ours, geometric mean of 1 layers: 1.000",
+    ]
 
 
 class Process:

@@ -12,9 +12,16 @@ TITLES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
     "cudnn": "cuDNN by name",
+    "cudnn-graph": "cuDNN graph",
+    "cudnn-graph_nchw": "cuDNN graph NCHW",
+    "cudnn-graph_nhwc": "cuDNN graph channels-last",
+    "inductor_nchw": "Inductor NCHW",
+    "inductor_nhwc": "Inductor channels-last",
+    "cutlass": "CUTLASS",
     "tvm": "TVM MetaSchedule",
 }
 # Okabe and Ito's colours, which colour-blind readers can distinguish; a subject has the same colour in every plot.
+# Peers on a GPU have further ones.
 COLOURS = {
     "ours": "#0072B2",
     "untuned": "#56B4E9",
@@ -23,6 +30,12 @@ COLOURS = {
     "onnxruntime": "#009E73",
     "openvino": "#F0E442",
     "cudnn": "#009E73",
+    "cudnn-graph": "#000000",
+    "cudnn-graph_nchw": "#666666",
+    "cudnn-graph_nhwc": "#000000",
+    "inductor_nchw": "#F0E442",
+    "inductor_nhwc": "#B8A800",
+    "cutlass": "#CC79A7",
     "tvm": "#CC79A7",
 }
 CUDNN = "cudnn_"  # cuDNN's algorithms called by name
