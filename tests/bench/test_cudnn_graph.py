@@ -25,8 +25,9 @@ from im2win.bench.results import Result
 from im2win.device.gpu import H200 as GPU
 from im2win.spec.activations import ACTIVATIONS
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.suites import Layer
-from im2win.tuner.runners.cuda import device_tensors, poisons, reference
+from im2win.tuner.runners.cuda import device_tensors, reference
 
 PLAIN = Conv2d(2, 6, 7, 9, 8, 3, padding=1)
 
@@ -35,7 +36,7 @@ class Fake:
     """A bench on the CPU, and the order in which calls were sampled."""
 
     def __init__(self, conv: Conv2d) -> None:
-        self.conv, self.seed, self.poisons = conv, 0, poisons(conv)
+        self.conv, self.seed, self.poisons = conv, 0, ELEMENT_TYPES[conv.out_dtype].poisons
         self.inputs = device_tensors(conv, 0, "cpu")
         self.expected, self.scale = reference(conv, self.inputs)
 
