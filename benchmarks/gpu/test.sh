@@ -8,6 +8,7 @@ tests=(
   tests/frontends/torch/test_cuda_torch.py
   tests/frontends/models/test_models_device.py
   tests/bench/test_cudnn_device.py
+  tests/bench/test_cuda_peers_device.py
   tests/reconstruct/test_reconstruct_device.py
 )
 python3 -m pytest "${tests[@]}" -q -n auto -o filterwarnings= -p no:cacheprovider

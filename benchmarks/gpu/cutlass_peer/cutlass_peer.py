@@ -33,7 +33,7 @@ from im2win.bench.results import Result, ResultError, Row
 from im2win.cli.commands import workload
 from im2win.codegen.llvm import ToolchainError
 from im2win.common.messages import brief
-from im2win.device.gpu import NoGpuError
+from im2win.device.gpu import NoGpuError, device_gpu
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.runners.cuda import Bench, sample
 
@@ -243,6 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         layers = workload.read(options.what, options.batch, options.layers, "float16", "NHWC", deployed=True)[0]
+        device_gpu()  # before minutes of compilation, raises NoGpuError
         with tempfile.TemporaryDirectory(prefix="im2win-cutlass-") as folder:
             built = build_all(options.cutlass, options.build or Path(folder))
             for variant, library in built.items():
