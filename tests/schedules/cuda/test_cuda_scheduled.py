@@ -88,6 +88,18 @@ def test_cpu_and_gpu_kernels_are_made_from_one_definition(name: str) -> None:
     assert (f'T.sblock("{cuda.stage.name}")' in text) == cuda.stage.stored
 
 
+def test_a_transform_alone_takes_the_workspace() -> None:
+    """The runtime hands a flat workspace of whole lines to it, as to the convolution."""
+    conv = Conv2d.parse("n1-c3x9x9-k32x3x3")
+    for name in NAMES:
+        cuda = SCHEDULES[name].on_gpu
+        text = lower(conv, SCHEDULES[name], TILE, H200).script()
+        size = cuda.workspace_bytes(conv, TILE) // conv.itemsize
+        taken = re.findall(r"def transform_parts\(.*, \w+: T\.Buffer\(\((\d+),\)", text)
+        assert taken == ([str(size)] if size else [])
+        assert not size or f"data: T.Buffer(({size},)" in text
+
+
 def test_sums_stay_in_registers() -> None:
     """A thread has its own accumulators only, with several blocks of channels, groups and strips."""
     for key in ("n2-c16x12x12-k128x3x3", "n1-c32x14x14-k128x3x3-g2-NHWC", "n1-c3x27x27-k96x5x5-s2"):
