@@ -52,6 +52,7 @@ def test_exact(name: str, key: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["n2-c5x11x13-k64x3x3-p1-bias", "n1-c3x23x27-k32x7x7-s4-p3", "n1-c6x9x12-k32x2x3-s1x2-p1x2-d1x2"])
 def test_stored_windows_are_copied_in_their_order(key: str) -> None:
     """The order of an im2win window: neighbouring threads copy neighbouring terms, for every step's length and without a rest."""
