@@ -18,7 +18,7 @@ from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
 from im2win.reconstruct.text_rules import ReconstructError
 from im2win.schedules.cuda.families.base import Reconstruction
-from im2win.spec.symbols import SYMBOL
+from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 
 INPUT = "input"
 MADE = "data"  # the kernel's argument that holds the workspaces between its launches, see `runtime.cuda.Kernels`
@@ -57,9 +57,13 @@ def _called(function: Function) -> Function:
     """A function over a definition's tensors as callers know it.
 
     Its output is "output". A flat tensor `MADE` behind its input, which then is `INPUT`, holds the tensors between its launches, if any.
-    Functions that have this form already stay as they are.
+    Functions that have this form already stay as they are. The tensor that a transform alone writes is as flat as `MADE`.
     """
     workspace = function.unit.workspace
+    name, shape, dtype = function.tensors[-1]
+    if function.name == TRANSFORM_PARTS and len(shape) > 1:
+        flat = cuda_reconstruct.placed_bytes([(shape, dtype)]) // cuda_reconstruct.bytes_of((), dtype)
+        return replace(function, tensors=(*function.tensors[:-1], (name, (flat,), dtype)))
     if function.tensors[-1][0] == nest.OUT:
         function = _renamed(function, {nest.OUT: "output"})
     if not workspace or function.tensors[0][0] != MADE:

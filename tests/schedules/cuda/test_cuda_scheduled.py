@@ -52,6 +52,7 @@ def test_exact(name: str, key: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["n2-c5x11x13-k64x3x3-p1-bias", "n1-c3x23x27-k32x7x7-s4-p3", "n1-c6x9x12-k32x2x3-s1x2-p1x2-d1x2"])
 def test_stored_windows_are_copied_in_their_order(key: str) -> None:
     """The order of an im2win window: neighbouring threads copy neighbouring terms, for every step's length and without a rest."""
@@ -86,6 +87,18 @@ def test_cpu_and_gpu_kernels_are_made_from_one_definition(name: str) -> None:
     text = function.script()
     assert f'T.sblock("{nest.CONV}_update")' in text and f'T.sblock("{nest.OUT}")' in text
     assert (f'T.sblock("{cuda.stage.name}")' in text) == cuda.stage.stored
+
+
+def test_a_transform_alone_takes_the_workspace() -> None:
+    """The runtime hands a flat workspace of whole lines to it, as to the convolution."""
+    conv = Conv2d.parse("n1-c3x9x9-k32x3x3")
+    for name in NAMES:
+        cuda = SCHEDULES[name].on_gpu
+        text = lower(conv, SCHEDULES[name], TILE, H200).script()
+        size = cuda.workspace_bytes(conv, TILE) // conv.itemsize
+        taken = re.findall(r"def transform_parts\(.*, \w+: T\.Buffer\(\((\d+),\)", text)
+        assert taken == ([str(size)] if size else [])
+        assert not size or f"data: T.Buffer(({size},)" in text
 
 
 def test_sums_stay_in_registers() -> None:
