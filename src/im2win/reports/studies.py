@@ -14,6 +14,7 @@ from typing import Any
 from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
+from im2win.reports import learned_model as learned_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
@@ -22,6 +23,7 @@ from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import (
     ALGORITHMS,
     EPILOGUES,
+    LEARNED_MODEL,
     MODELS,
     OPERATORS,
     OVERHEAD,
@@ -51,6 +53,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     SHARED: deploy_report.shared_table,
     EPILOGUES: epilogues_report.table,
     ZOO: zoo_report.table,
+    LEARNED_MODEL: learned_report.table,
 }
 
 
