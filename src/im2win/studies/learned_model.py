@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate, islice
 from statistics import fmean
 from typing import Any
@@ -165,8 +166,9 @@ def run(
         for place, pool in enumerate(pools)
     ]
     head = max((pool.facts for pool in pools), key=lambda facts: str(facts["date"]))
+    libraries = {**head["versions"], "xgboost": version("xgboost")}
     settings = {"seeds": seeds, "batch": pools[0].batch, "ahead": pools[0].ahead, "checkpoints": list(CHECKPOINTS)}
-    return {**head, "study": LEARNED_MODEL, **settings, "replayed": {SOURCE: source_digest()}, "layers": layers}
+    return {**head, "study": LEARNED_MODEL, "versions": libraries, **settings, "replayed": {SOURCE: source_digest()}, "layers": layers}
 
 
 def _check(pools: Sequence[LayerPool], seeds: int) -> None:
