@@ -243,6 +243,9 @@ def test_the_report_shows_arms_layers_and_curves(made: dict[str, Any], tmp_path:
     text = fill("<!-- table?:learned-model -->\n<!-- /table -->\n", {}, [made])
     for name in (RANDOM, ANALYTIC, NO_MODEL, SCRATCH, OTHER_LAYERS):
         assert f"| {name} | " in text
+    at = CHECKPOINTS.index(64)
+    ratios = report.against(made, SCRATCH, at) or []
+    assert len(ratios) == 4 and f"{math.exp(np.mean(np.log(ratios))):.3f} (+" in text
     assert "256 trials" in text and f"{MACHINE.brand} (`{MACHINE.name}`)" in text and "the first 150 by estimate and 300 drawn" in text
     pytest.importorskip("matplotlib")
     assert report.plot(made, tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -14,6 +14,7 @@ from im2win.spec.methods import shown
 from im2win.studies.entries import ANALYTIC, LEARNED_MODEL, NO_MODEL, OTHER_LAYERS, RANDOM, SCRATCH, SMALL_BATCHES
 
 LEAST = 8  # trials of the first column
+NOISE = 0.01  # share of the speed; smaller differences count as none
 FOLDER = "../benchmarks/studies"  # as a text in `docs` sees it
 
 Study = Mapping[str, Any]
@@ -22,8 +23,9 @@ _COLOURS = {RANDOM: "#999999", ANALYTIC: "#E69F00", NO_MODEL: "#CC79A7", SCRATCH
 
 
 def table(studies: Sequence[Study]) -> str:
-    """Markdown for every device: arms over trials, the curves, the layers with their seconds, and where and with what it was measured."""
-    return "\n\n".join("\n\n".join([_arms(study), _figure(study), _layers(study), _caption(study)]) for study in studies)
+    """Markdown for every device: arms over trials, what the model adds, the curves, the layers with their seconds, and a caption."""
+    parts = (_arms, _added, _figure, _layers, _caption)
+    return "\n\n".join(part(study) for study in studies for part in parts)
 
 
 def names(study: Study) -> list[str]:
@@ -55,6 +57,35 @@ def _arms(study: Study) -> str:
         rows.append([arm, *(_spread(found[at]) for at in kept), markdown.number(proposing, 1)])
     columns = ["arm, best so far after", *(f"{study['checkpoints'][at]} trials" for at in kept), "model, CPU s"]
     return markdown.table(columns, rows)
+
+
+def against(study: Study, arm: str, at: int) -> list[float] | None:
+    """Of each layer and seed, an arm's speed at a checkpoint over that of the search without a model; None where one has run out."""
+    without = NO_MODEL + (SMALL_BATCHES if arm.endswith(SMALL_BATCHES) else "")
+    ratios = []
+    for layer in study["layers"]:
+        for mine, its in zip(layer["arms"][arm]["curves"], layer["arms"][without]["curves"], strict=True):
+            if mine[at] is None or its[at] is None:
+                return None
+            ratios += [mine[at] / its[at]] if mine[at] and its[at] else []
+    return ratios
+
+
+def _added(study: Study) -> str:
+    """What the model adds to the search: geometric mean over layers and seeds, and in how many of these pairs it gains or loses."""
+    kept = [at for at, trials in enumerate(study["checkpoints"]) if trials > LEAST]
+    rows = []
+    for arm in names(study):
+        if arm.removesuffix(SMALL_BATCHES) in (SCRATCH, OTHER_LAYERS):
+            rows.append([arm, *(_gains(against(study, arm, at)) for at in kept)])
+    return markdown.table(["over the search without a model", *(f"{study['checkpoints'][at]} trials" for at in kept)], rows)
+
+
+def _gains(ratios: Sequence[float] | None) -> str:
+    if not ratios:
+        return markdown.number(None, 2)
+    more, less = sum(ratio > 1 + NOISE for ratio in ratios), sum(ratio < 1 - NOISE for ratio in ratios)
+    return f"{_mean(ratios):.3f} (+{more}, -{less} of {len(ratios)})"
 
 
 def _spread(values: Sequence[float] | None) -> str:
@@ -97,7 +128,9 @@ def _caption(study: Study) -> str:
         f"{types}; {study['brand']} (`{study['device']}`), threads: {study['threads']}; {libraries}; {study['date'][:10]}. Speed of the "
         f"best so far over that of the pool's best, 1 where that is found: geometric mean of {len(convs)} layers, median of "
         f"{study['seeds']} seeds, in brackets the least and the largest seed. Pools: {pools}. Batches of {study['batch']}{ahead}{small}. "
-        "Default tile: its speed over the best's. Best is number: its place in the whole space by estimate."
+        f"Over the search without a model: geometric mean of layers and seeds; in brackets in how many of them the model is more than "
+        f"{100 * NOISE:g} % faster, and slower. Default tile: its speed over the best's. Best is number: its place in the whole space by "
+        "estimate."
     )
 
 
