@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import accumulate, islice
 from statistics import fmean
 from typing import Any
@@ -145,6 +144,8 @@ def run(
     Raises:
         ValueError: pools that do not belong together, or a layer without a right candidate.
     """
+    import xgboost
+
     _check(pools, seeds)
     every = arms(pools[0].batch, pools[0].ahead)
     shared = {pool.conv: _others(pool, pools, device) for pool in pools}
@@ -166,7 +167,7 @@ def run(
         for place, pool in enumerate(pools)
     ]
     head = max((pool.facts for pool in pools), key=lambda facts: str(facts["date"]))
-    libraries = {**head["versions"], "xgboost": version("xgboost")}
+    libraries = {**head["versions"], "xgboost": xgboost.__version__}
     settings = {"seeds": seeds, "batch": pools[0].batch, "ahead": pools[0].ahead, "checkpoints": list(CHECKPOINTS)}
     return {**head, "study": LEARNED_MODEL, "versions": libraries, **settings, "replayed": {SOURCE: source_digest()}, "layers": layers}
 
