@@ -16,6 +16,7 @@ from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
 from im2win.reports import fuzz as fuzz_report
 from im2win.reports import mutation as mutation_report
+from im2win.reports import learned_model as learned_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
@@ -26,6 +27,7 @@ from im2win.studies.entries import (
     BROKEN,
     EPILOGUES,
     FUZZ,
+    LEARNED_MODEL,
     MODELS,
     MUTATION,
     OPERATORS,
@@ -59,6 +61,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     FUZZ: fuzz_report.table,
     BROKEN: fuzz_report.broken_table,
     MUTATION: mutation_report.table,
+    LEARNED_MODEL: learned_report.table,
 }
 
 

@@ -19,6 +19,7 @@ from im2win.bench.memory_result import PREFIX, MemoryResult
 from im2win.bench.results import WINOGRAD, Result, Row, arithmetic_roofs, mean_at_roof, roofline_fraction, summarise
 from im2win.common.markdown import Table, ms, number
 from im2win.reports import ladder as ladder_report
+from im2win.reports import learned_model as learned_report
 from im2win.reports import memory as memory_report
 from im2win.reports import papers as papers_report
 from im2win.reports import roofline, studies
@@ -29,7 +30,7 @@ from im2win.reports.memory import mebibytes
 from im2win.reports.subjects import COLOURS, TITLES, gathered, subjects
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
-from im2win.studies.entries import LADDER, WINOGRAD_TC, ZOO
+from im2win.studies.entries import LADDER, LEARNED_MODEL, WINOGRAD_TC, ZOO
 
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "openvino", "cuda", "cudnn")
 UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
@@ -253,6 +254,9 @@ def plot_all(folder: Path) -> list[Path]:
         if study.get("study") == WINOGRAD_TC:
             path = folder.parent / "studies" / study["device"] / f"{WINOGRAD_TC}.png"
             paths.append(fused_report.plot(study, path))
+        if study.get("study") == LEARNED_MODEL:
+            path = folder.parent / "studies" / study["device"] / f"{LEARNED_MODEL}.png"
+            paths.append(learned_report.plot(study, path))
         if study.get("study") == ZOO:
             name = f"zoo-{study['dtype']}-b{study['batch']}.png"
             paths.append(zoo_report.plot(study, folder.parent / "studies" / study["device"] / name))

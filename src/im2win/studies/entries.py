@@ -43,3 +43,9 @@ FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
 REQUANTISED = "requantised"  # int8 to int8, without Winograd's form
 REQUANTISED_PEER = f"{REQUANTISED}-cudnn_"  # and so on: cuDNN's algorithms by name on the same problem
 INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED))  # Winograd's form in int8
+
+LEARNED_MODEL = "learned-model"
+RANDOM, ANALYTIC = "random", "analytic order"
+NO_MODEL, SCRATCH, OTHER_LAYERS = "search without a model", "learned from this layer", "learned from other layers too"
+SMALL_BATCHES = ", batches of 8"  # what is added to an arm's name whose batches are not those of the device's sessions
+CHECKPOINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # trials

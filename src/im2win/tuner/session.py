@@ -20,7 +20,7 @@ from im2win.records.log import Log, best_first
 from im2win.records.lookup import applies_at_once, stale, superseded, tile_violations
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, backend_for
-from im2win.registry.interface import Kernel
+from im2win.registry.interface import Backend, Kernel
 from im2win.registry.ranking import first_of
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
@@ -58,6 +58,11 @@ class Progress:
     elapsed_s: float
     seconds_left: float | None
     phase: str = "measuring"
+
+
+def batch_size(backend: Backend) -> int:
+    """The candidates of a batch: as many as the processes that build, so that none is idle. On a GPU half, since two batches are built at a time."""
+    return max(BATCH, backend.workers // (2 if backend.target == "cuda" else 1))
 
 
 class Session:
@@ -217,7 +222,7 @@ class Session:
         if left <= 0 or self.stalled:
             return lacking
         tried = [*self.tried, *((choice, math.inf) for choice in (*pending, *lacking))]
-        return [*lacking, *self.search.propose(tried, min(max(BATCH, self.backend.workers) - len(lacking), left))]
+        return [*lacking, *self.search.propose(tried, min(batch_size(self.backend) - len(lacking), left))]
 
     def _faster_before(self) -> list[Choice]:
         """Hints, other than the default tile, whose records are faster than the best trial, of a session that resumes others."""
