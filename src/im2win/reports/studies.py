@@ -15,8 +15,8 @@ from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
 from im2win.reports import fuzz as fuzz_report
-from im2win.reports import mutation as mutation_report
 from im2win.reports import learned_model as learned_report
+from im2win.reports import mutation as mutation_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
