@@ -61,7 +61,7 @@ class Progress:
 
 
 def batch_size(backend: Backend) -> int:
-    """The candidates of a batch: as many as the processes that build, so that none is idle. On a GPU half, since two batches are built at a time."""
+    """The candidates of a batch: one for each process that builds, and for a GPU half of that, since two batches are built at a time."""
     return max(BATCH, backend.workers // (2 if backend.target == "cuda" else 1))
 
 
