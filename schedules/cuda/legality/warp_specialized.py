@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
+from im2win.schedules.cuda.primitives import CHUNK
+from im2win.schedules.cuda.tiles.copied_pixels import of_pixels
 from im2win.schedules.cuda.tiles.fields import field_of
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import MAX_BOX, M
@@ -18,7 +20,7 @@ from im2win.spec.conv2d import Conv2d
 MAX_THREADS = 640  # four consumer warpgroups and the producers
 MAX_PRODUCTS = 512  # most products of a step, whose code is unrolled
 SHARED = ("windows", "filters", "accumulators")
-TMA_BOXES = ("halo", "taps", "rearranged", "lines", "copied")
+TMA_BOXES = ("halo", "taps", "rearranged", "lines", "copied", "channels_last", "channels_last_taps")
 CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
 LEAST = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
@@ -50,6 +52,15 @@ def no_copy(conv: Conv2d) -> str | None:
     return None if strided else "for other layers than those of a 1x1 kernel with a stride and without padding"
 
 
+def no_channels_last(conv: Conv2d) -> str | None:
+    """Why no kernel copies the input to channels last; None if one does."""
+    if conv.in_channels * conv.itemsize % CHUNK:
+        return f"for pixels of {conv.in_channels} channels: a channels-last copy needs a multiple of {CHUNK // conv.itemsize}"
+    if max(of_pixels(conv).stride) > boxes.MAX_STEP:
+        return f"for a stride of {max(conv.stride)}: TMA boxes bring every {boxes.MAX_STEP}th pixel at the least"
+    return None
+
+
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
     """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     reason = unsupported_reason(conv)
@@ -68,10 +79,12 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
         yield f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"
     if tile.tma_boxes not in TMA_BOXES:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"
-    elif (tile.rearranged or tile.lines) != (conv.layout == "NCHW"):
+    elif (tile.rearranged or tile.lines or tile.channels_last) != (conv.layout == "NCHW"):
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged or lines with layout NCHW, and only there, not with {conv.layout}"
     elif tile.lines and (reason := no_copy(conv) if tile.copied else no_lines(conv)) is not None:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be rearranged {reason}"
+    elif tile.channels_last and (reason := no_channels_last(conv)) is not None:
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be another one {reason}"
     if tile.rearranged and tile.window_blocks != 1:
         yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1: every block rearranges windows for itself"
     if tile.cluster not in clusters:
@@ -79,7 +92,7 @@ def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
 
 
 def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
-    one, taps, single = field_of(conv, tile).conv, math.prod(conv.kernel), tile.tma_boxes == "taps"
+    one, taps, single = field_of(conv, tile).conv, math.prod(conv.kernel), tile.single_taps
     (height, width), share = one.output_size, M * tile.groups
     blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
     if tile.block_m < share or tile.block_m % share:
@@ -99,7 +112,7 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
     if single and tile.taps != 1:
         yield f"`taps` (={tile.taps}) must be 1 where TMA boxes bring what one tap reads"
     if single and taps == 1:
-        yield f"`tma_boxes` (={tile.tma_boxes}) must be halo for a kernel of one tap"
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be {'channels_last' if tile.channels_last else 'halo'} for a kernel of one tap"
     if tile.window_blocks != 1 and conv.groups != 1:
         yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1, with {conv.groups} groups: blocks read different channels"
     if blocks % tile.window_blocks:

@@ -15,7 +15,8 @@ from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNC
 from im2win.schedules.cuda.model.persistent import STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
-from im2win.schedules.cuda.tiles.fields import field_of
+from im2win.schedules.cuda.tiles.copied_pixels import CopiedPixels, copies_all
+from im2win.schedules.cuda.tiles.fields import copy_bytes, field_of
 from im2win.schedules.cuda.tiles.rearranged import QUAD, TOGETHER, RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
@@ -39,6 +40,7 @@ MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
 REARRANGED = 1.25  # factor on the time of blocks that rearrange windows
 COPYING = 1.65  # factor on the time of memory and level-2 cache of the kernel that copies pixels; fitted to three layers
+TRANSPOSING = 1.3  # the same of the kernel that copies to channels last; estimated
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -81,6 +83,8 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         copy = copy_elements(field) * conv.itemsize
         copying = _copy_seconds(conv, field, gpu)
         read = max(2 * copy - L2_SHARE, 0)
+    elif isinstance(field, CopiedPixels):
+        copying, read = _channels_last_seconds(conv, tile, gpu), max(copy_bytes(conv, tile) - L2_SHARE, 0)
     return Estimate(
         compute=apart * cycles / gpu.clock_hz,
         cache=apart * CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
@@ -95,6 +99,12 @@ def _copy_seconds(conv: Conv2d, field: CopiedLines, gpu: Gpu) -> float:
     """Seconds of the kernel that copies pixels, and until the next kernel begins."""
     copy, read = copy_elements(field) * conv.itemsize, _read_bytes(conv, conv.stride[0] > 1)
     return COPYING * (read / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
+
+
+def _channels_last_seconds(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> float:
+    """Seconds of the kernel that copies to channels last, and until the next kernel begins. Level-2 cache keeps a part of the copy."""
+    copy, read = copy_bytes(conv, tile), _read_bytes(conv, not copies_all(conv))
+    return TRANSPOSING * ((read + max(copy - L2_SHARE, 0)) / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
 
 
 def _read_bytes(conv: Conv2d, sparse: bool) -> int:

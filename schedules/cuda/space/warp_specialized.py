@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
-from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_copy, no_lines, unsupported_reason, violations
+from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_channels_last, no_copy, no_lines, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import ADDRESSES, enough
 from im2win.schedules.cuda.mainloop.registers import MOST as MOST_REGISTERS
 from im2win.schedules.cuda.model.warp_specialized import estimate
@@ -58,8 +58,9 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
-    if least.lines:
-        widths: Iterable[int] = _eights(width, most)
+    widths: Iterable[int]
+    if least.lines or (least.channels_last and in_row):
+        widths = _eights(width, most)
     else:
         widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)
     for cols in widths:
@@ -112,7 +113,7 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
     blocks = -(-conv.out_channels // block_m)
     if boxes == "lines":  # accumulators for each phase
         columns = min(columns, 2 * (MOST_REGISTERS - ADDRESSES) // (channel_phases(conv) * block_m // (M * groups)) // EIGHT * EIGHT)
-    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes != "taps" else [1]
+    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if not boxes.endswith("taps") else [1]
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))
@@ -137,6 +138,8 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
     if conv.layout == "NCHW":
         reasons = {"rearranged": None, "lines": no_lines(conv), "copied": no_copy(conv)}
         forms = tuple(form for form, reason in reasons.items() if reason is None)
+        if no_channels_last(conv) is None:
+            forms += ("channels_last", "channels_last_taps") if math.prod(conv.kernel) > 1 else ("channels_last",)
     for shape, boxes in itertools.product(SHAPES, forms):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:

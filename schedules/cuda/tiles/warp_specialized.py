@@ -41,6 +41,8 @@ class WarpSpecializedTile(PersistentTile):
         pixels of each channel as they lie in memory, from which two more producer warps gather the channels of every pixel. "lines",
         channels first, 1x1 kernels: pixels of each channel as they lie in memory, of which products take 64 of each channel as they are.
         "copied": the same from a copy, which a first kernel makes of the pixels that windows read; see `tiles.copied_lines`.
+        "channels_last" and "channels_last_taps", channels first: "halo" and "taps" from a channels-last copy, which a first kernel
+        makes; see `tiles.copied_pixels`.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (("shared", "tma_boxes"))
@@ -55,12 +57,12 @@ class WarpSpecializedTile(PersistentTile):
 
     def pack(self, conv: Conv2d) -> ChunkPack:
         """The packing of filters."""
-        phases = channel_phases(conv) if conv.layout == "NCHW" and not self.copied else 1
+        phases = channel_phases(conv) if conv.layout == "NCHW" and not self.copied and not self.channels_last else 1
         return ChunkPack(self.block_m, self.slabs, channel_run(conv), phases)
 
     def steps(self, conv: Conv2d) -> int:
-        """Steps of a tile of outputs: one for each block of channels, and for each tap where `tma_boxes` is "taps"."""
-        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.tma_boxes == "taps" else 1)
+        """Steps of a tile of outputs: one for each block of channels, and for each tap where `single_taps`."""
+        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.single_taps else 1)
 
     @property
     def window_blocks(self) -> int:
@@ -118,6 +120,16 @@ class WarpSpecializedTile(PersistentTile):
     def copied(self) -> bool:
         """Whether a first kernel copies the pixels that windows read."""
         return self.tma_boxes == "copied"
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether a first kernel copies the input to channels last."""
+        return self.tma_boxes.startswith("channels_last")
+
+    @property
+    def single_taps(self) -> bool:
+        """Whether TMA boxes bring what one tap reads."""
+        return self.tma_boxes.endswith("taps")
 
     @derived
     def threads(self) -> int:
