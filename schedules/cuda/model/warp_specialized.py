@@ -12,13 +12,14 @@ import math
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNCH_S, SECTOR, Estimate
-from im2win.schedules.cuda.model.persistent import STORE_CYCLES
+from im2win.schedules.cuda.model.persistent import NARROW, STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
 from im2win.schedules.cuda.tiles.copied_pixels import CopiedPixels, copies_all
 from im2win.schedules.cuda.tiles.fields import copy_bytes, field_of
 from im2win.schedules.cuda.tiles.rearranged import QUAD, TOGETHER, RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.window_rows import WindowRows
 from im2win.spec.conv2d import Conv2d
 
 BEGIN_CYCLES = 3100  # cycles of a block before its first copies are issued and behind its last store
@@ -78,15 +79,17 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size
     read = _read_bytes(conv, isinstance(field, RearrangedHaloTile) and field.sparse)
-    copying = 0.0
+    copying = narrow = 0.0
     if isinstance(field, CopiedLines):
         copy = copy_elements(field) * conv.itemsize
         copying = _copy_seconds(conv, field, gpu)
         read = max(2 * copy - L2_SHARE, 0)
-    elif isinstance(field, CopiedPixels):
-        copying, read = _channels_last_seconds(conv, tile, gpu), max(copy_bytes(conv, tile) - L2_SHARE, 0)
+    elif isinstance(field, CopiedPixels | WindowRows):
+        copying, read = _transposing_seconds(conv, tile, gpu), max(copy_bytes(conv, tile) - L2_SHARE, 0)
+        if conv.layout == "NCHW" and tile.cols < field.conv.output_size[1]:
+            narrow = NARROW * (SECTOR / (tile.cols * conv.out_itemsize)) ** 2 * conv.output_bytes / gpu.dram_bytes_s
     return Estimate(
-        compute=apart * cycles / gpu.clock_hz,
+        compute=apart * cycles / gpu.clock_hz + narrow,
         cache=apart * CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
         memory=(read + conv.output_bytes) / gpu.dram_bytes_s,
         transform=copying,
@@ -101,9 +104,9 @@ def _copy_seconds(conv: Conv2d, field: CopiedLines, gpu: Gpu) -> float:
     return COPYING * (read / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
 
 
-def _channels_last_seconds(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> float:
+def _transposing_seconds(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> float:
     """Seconds of the kernel that copies to channels last, and until the next kernel begins. Level-2 cache keeps a part of the copy."""
-    copy, read = copy_bytes(conv, tile), _read_bytes(conv, not copies_all(conv))
+    copy, read = copy_bytes(conv, tile), _read_bytes(conv, not tile.window_rows and not copies_all(conv))
     return TRANSPOSING * ((read + max(copy - L2_SHARE, 0)) / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import math
 
+from im2win.packing.window_rows import window_row_problem
 from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements, of_copy
 from im2win.schedules.cuda.tiles.copied_pixels import CopiedPixels, of_pixels, pixel_elements
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
+from im2win.schedules.cuda.tiles.window_rows import WindowRows, row_copy_shape
 from im2win.spec.conv2d import Conv2d
 
 _KINDS: dict[str, type[StagedHaloTile]] = {
     "rearranged": RearrangedHaloTile, "lines": PixelLines, "copied": CopiedLines, "channels_last": CopiedPixels,
-    "channels_last_taps": CopiedPixels,
+    "channels_last_taps": CopiedPixels, "window_rows": WindowRows,
 }  # fmt: skip
 
 
@@ -23,6 +26,8 @@ def field_of(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
     """The halo tile of a problem."""
     if tile.copied:
         return halo_tile(of_copy(conv), tile)
+    if tile.window_rows:
+        return halo_tile(window_row_problem(conv), tile)
     whole = of_pixels(conv) if tile.channels_last else flat(conv)
     return halo_tile(of_a_tap(conv) if tile.single_taps else whole, tile)
 
@@ -41,6 +46,8 @@ def copied_elements(conv: Conv2d, tile: WarpSpecializedTile) -> int:
     """Elements of that copy."""
     if tile.channels_last:
         return pixel_elements(conv)
+    if tile.window_rows:
+        return math.prod(row_copy_shape(conv))
     field = field_of(conv, tile)
     return copy_elements(field) if isinstance(field, CopiedLines) else 0
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from im2win.common.caching import derived, hashed_once
 from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.window_rows import WindowRowPack
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import LANES, PersistentTile, channel_run
 from im2win.spec.conv2d import Conv2d
@@ -42,7 +43,8 @@ class WarpSpecializedTile(PersistentTile):
         channels first, 1x1 kernels: pixels of each channel as they lie in memory, of which products take 64 of each channel as they are.
         "copied": the same from a copy, which a first kernel makes of the pixels that windows read; see `tiles.copied_lines`.
         "channels_last" and "channels_last_taps", channels first: "halo" and "taps" from a channels-last copy, which a first kernel
-        makes; see `tiles.copied_pixels`.
+        makes; see `tiles.copied_pixels`. "window_rows", few input channels: the halo tile of a problem whose pixels are rows of windows,
+        from a copy; see `tiles.window_rows`.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (("shared", "tma_boxes"))
@@ -55,8 +57,10 @@ class WarpSpecializedTile(PersistentTile):
     shared: str = "windows"
     tma_boxes: str = "halo"
 
-    def pack(self, conv: Conv2d) -> ChunkPack:
+    def pack(self, conv: Conv2d) -> ChunkPack | WindowRowPack:
         """The packing of filters."""
+        if self.window_rows:
+            return WindowRowPack(self.block_m, self.slabs, channel_run(conv))
         phases = channel_phases(conv) if conv.layout == "NCHW" and not self.copied and not self.channels_last else 1
         return ChunkPack(self.block_m, self.slabs, channel_run(conv), phases)
 
@@ -125,6 +129,11 @@ class WarpSpecializedTile(PersistentTile):
     def channels_last(self) -> bool:
         """Whether a first kernel copies the input to channels last."""
         return self.tma_boxes.startswith("channels_last")
+
+    @property
+    def window_rows(self) -> bool:
+        """Whether pixels are rows of windows, in a copy that a first kernel makes."""
+        return self.tma_boxes == "window_rows"
 
     @property
     def single_taps(self) -> bool:
