@@ -20,7 +20,7 @@ class CopiedPixels(StagedHaloTile):
     are channels first.
     """
 
-    boxed = True  # type: ignore[assignment]
+    boxed = True
 
 
 def copies_all(conv: Conv2d) -> bool:

@@ -57,7 +57,7 @@ class WarpSpecializedTile(PersistentTile):
     shared: str = "windows"
     tma_boxes: str = "halo"
 
-    def pack(self, conv: Conv2d) -> ChunkPack | WindowRowPack:
+    def pack(self, conv: Conv2d) -> ChunkPack:
         """The packing of filters."""
         if self.window_rows:
             return WindowRowPack(self.block_m, self.slabs, channel_run(conv))

@@ -18,7 +18,7 @@ class WindowRows(StagedHaloTile):
     those above and below come from TMA.
     """
 
-    boxed = True  # type: ignore[assignment]
+    boxed = True
 
 
 def row_copy_shape(conv: Conv2d) -> tuple[int, int, int, int]:

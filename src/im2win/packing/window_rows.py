@@ -48,33 +48,17 @@ def window_row_problem(conv: Conv2d) -> Conv2d:
 
 
 @dataclass(frozen=True)
-class WindowRowPack:
-    """Filters of `window_row_problem`, packed as `ChunkPack` packs them.
-
-    Attributes:
-        block, slabs, run: see `ChunkPack`.
-    """
-
-    block: int
-    slabs: int
-    run: int = 1
+class WindowRowPack(ChunkPack):
+    """Filters of `window_row_problem`, packed as `ChunkPack` packs them. There is one group, and one phase."""
 
     @property
     def inner(self) -> ChunkPack:
         """The packing of the filters of `window_row_problem`."""
         return ChunkPack(self.block, self.slabs, self.run)
 
-    def blocks(self, conv: Conv2d) -> int:
-        """Number of channel blocks."""
-        return self.inner.blocks(conv)
-
-    def first_channel(self, conv: Conv2d, block: Any) -> Any:
-        """The first input channel of a block: 0, since there is one group."""
-        return 0
-
-    def steps(self, conv: Conv2d) -> int:
-        """Number of steps of the sum."""
-        return self.inner.steps(window_row_problem(conv))
+    def channels(self, conv: Conv2d) -> int:
+        """Input channels of a block: elements of a row of a window."""
+        return row_elements(conv)
 
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:
         """Shape of the packed filter, in elements."""
@@ -84,7 +68,7 @@ class WindowRowPack:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
         problem, pixel, (rows, columns) = window_row_problem(conv), pixel_elements(conv), conv.kernel
         wide = np.zeros((conv.out_channels, problem.in_channels, rows, 1), w.dtype)
-        taps = wide[:, : columns * pixel].reshape(conv.out_channels, columns, pixel, rows)
+        taps = np.zeros((conv.out_channels, columns, pixel, rows), w.dtype)
         taps[:, :, : conv.in_channels] = w.transpose(0, 3, 1, 2)
-        wide[:, : columns * pixel] = taps.reshape(conv.out_channels, columns * pixel, rows, 1)
+        wide[:, : columns * pixel, :, 0] = taps.reshape(conv.out_channels, columns * pixel, rows)
         return self.inner.filter(problem, wide)

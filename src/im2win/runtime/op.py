@@ -12,7 +12,6 @@ import im2win
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
-from im2win.packing.window_rows import WindowRowPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
@@ -172,7 +171,7 @@ class Layer:
         for name, value in (("bias", bias), ("scale", scale)):
             if (value is not None) != (name in dtypes):
                 raise ArgumentError(f"`{name}` must be {'given' if name in dtypes else 'left out'}: the problem is {conv}.")
-        assert not isinstance(pack, CudaPack | ChunkPack | WindowRowPack | SplitPack | QuantisedPack)  # no CPU library has such a packing
+        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has such a packing
         packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, dtypes["filter"]))]
         if conv.bias:
             packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), dtypes["bias"])))
