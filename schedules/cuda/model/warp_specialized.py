@@ -41,7 +41,8 @@ MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
 REARRANGED = 1.25  # factor on the time of blocks that rearrange windows
 COPYING = 1.65  # factor on the time of memory and level-2 cache of the kernel that copies pixels; fitted to three layers
-TRANSPOSING = 1.3  # the same of the kernel that copies to channels last; estimated
+TRANSPOSING = 1.65  # the same of kernels that copy to channels last or to rows of windows; taken over from `COPYING`, not fitted
+FROM_COPY = 1.2  # factor on the time of blocks whose halo tiles come from such a copy; that of other kernels channels first, not fitted
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -70,7 +71,7 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         batches = field.steps_of_eights * (tile.units // QUAD) // (TOGETHER * tile.rearrangers)
         moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) * tile.rearrangers / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
-    apart = REARRANGED if tile.rearranged else 1.0
+    apart = REARRANGED if tile.rearranged else FROM_COPY if isinstance(field, CopiedPixels | WindowRows) else 1.0
     if tile.cluster // tile.sum_blocks == 4:
         apart *= FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
     if tile.sum_blocks > 1 and resident > 1 and blocks > FULL * resident * gpu.multiprocessors:
