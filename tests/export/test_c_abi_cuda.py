@@ -30,6 +30,7 @@ from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.mma_fragments import FORMS, CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.window_rows import WindowRowPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry.schedules import SCHEDULES, schedule_of
@@ -85,6 +86,7 @@ class Device:
 
 WIDE = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-float16-NHWC-bias")
 
+STEM = Conv2d.parse("n2-c3x11x12-k64x7x7-s2-p3-float16-bias-relu")
 ODD = Conv2d.parse("n2-c64x7x7-k64x3x3-p1-float16-bias-add")
 REQUANTISED = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-int8-out.int8-NHWC-bias-relu")
 SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
@@ -103,6 +105,8 @@ CASES = [
     (WIDE.with_(layout="NCHW"), "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, tma_boxes="rearranged")),
     (STRIDED, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 1, 49, 1, 2, 1, images=2, tma_boxes="copied")),
     (STRIDED.with_(width=16), "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 2, 8, 1, 2, 1, tma_boxes="rearranged")),
+    (STRIDED, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 1, 49, 1, 2, 1, images=2, tma_boxes="channels_last")),
+    (STEM, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 3, 6, 1, 2, 1, taps=7, tma_boxes="window_rows")),
     (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", WarpSpecializedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
     (WIDE, "implicit_gemm/split_k", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
@@ -200,6 +204,9 @@ def packs() -> list[tuple[Conv2d, Any]]:
                for dtype in ("float16", "int8")]
     found += [(conv, ChunkPack(64, slabs, run)) for conv in (*whole, *grouped) for slabs, run in ((1, 1), (2, 2))]
     found += [(conv, ChunkPack(64, 2, 1, phases)) for conv in (whole[0], grouped[0]) for phases in (2, 4, 8)]
+    found += [(Conv2d.parse(f"n1-c{c}x19x19-k70x{kernel}"), WindowRowPack(64, slabs, run)) for c, kernel, slabs, run in (
+        (3, "7x7-s2-float16", 1, 1), (3, "11x9-s4-bfloat16", 2, 2), (5, "2x3-float16", 2, 1),
+    )]  # fmt: skip
     found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 2, 4), strict=True)]
     one = Conv2d.parse("n1-c10x9x9-k18x3x3-int8")
     found += [(one, QuantisedPack(2, 16, 16, scales)) for scales in SCALES[:2]]

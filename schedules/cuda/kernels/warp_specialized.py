@@ -19,8 +19,10 @@ from im2win.schedules.cuda.epilogue.cluster_reduce import SharedSums
 from im2win.schedules.cuda.epilogue.lane_exchange import TileEpilogue, tile_epilogue
 from im2win.schedules.cuda.epilogue.output_columns import StagedOutputs
 from im2win.schedules.cuda.epilogue.staged_planes import StagedPlanes
+from im2win.schedules.cuda.kernels.channels_last_copy import launch_channels_last_copy
 from im2win.schedules.cuda.kernels.multistage import arguments
 from im2win.schedules.cuda.kernels.pixel_copy import launch_copy
+from im2win.schedules.cuda.kernels.window_row_copy import launch_window_row_copy
 from im2win.schedules.cuda.loaders.boxes import Boxes
 from im2win.schedules.cuda.loaders.line_boxes import LineBoxes
 from im2win.schedules.cuda.loaders.raw_boxes import RawBoxes
@@ -31,13 +33,15 @@ from im2win.schedules.cuda.mma.wgmma_lines import LineProduct
 from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, named, pointer
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
-from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
-from im2win.schedules.cuda.tiles.fields import field_of, flat
+from im2win.schedules.cuda.tiles.copied_lines import CopiedLines
+from im2win.schedules.cuda.tiles.copied_pixels import CopiedPixels, of_pixels
+from im2win.schedules.cuda.tiles.fields import copied_elements, field_of, flat
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import LANES, PHASES
 from im2win.schedules.cuda.tiles.pixel_lines import PixelLines
 from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.window_rows import WindowRows, row_strides
 from im2win.spec.conv2d import Conv2d
 
 
@@ -60,19 +64,28 @@ def _tensors(conv: Conv2d, tile: WarpSpecializedTile, field: StagedHaloTile, gpu
     Where a first kernel copies pixels it is launched. "data" is then the copy, in the workspace, and the input an argument before it.
     """
     pack = cast(Any, tile.pack(conv))
-    if not isinstance(field, CopiedLines):
+    if not isinstance(field, CopiedLines | CopiedPixels | WindowRows):
         return arguments(conv, pack)
     source = named("input", T.arg("input", T.buffer(conv.input_shape, conv.dtype)))
-    tensors = arguments(conv, pack, (copy_elements(field),))
+    tensors = arguments(conv, pack, (copied_elements(conv, tile),))
     given = named("input", T.decl_buffer((math.prod(conv.input_shape),), conv.dtype, data=source.data))
-    launch_copy(conv, field, gpu, given, tensors["data"])
+    if isinstance(field, CopiedLines):
+        launch_copy(conv, field, gpu, given, tensors["data"])
+    elif isinstance(field, CopiedPixels):
+        launch_channels_last_copy(conv, given, tensors["data"])
+    else:
+        launch_window_row_copy(conv, given, tensors["data"])
     return tensors
 
 
 def _boxes(conv: Conv2d, field: StagedHaloTile, source: Any) -> Boxes:
     if isinstance(field, RearrangedHaloTile):
         return RawBoxes(field, source)
-    return LineBoxes(field, source) if isinstance(field, PixelLines) else TmaBoxes(flat(conv), field, source)
+    if isinstance(field, PixelLines):
+        return LineBoxes(field, source)
+    if isinstance(field, WindowRows):
+        return TmaBoxes(field.conv, field, source, row_strides(conv))
+    return TmaBoxes(of_pixels(conv) if isinstance(field, CopiedPixels) else flat(conv), field, source)
 
 
 class _Kernel:

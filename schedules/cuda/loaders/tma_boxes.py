@@ -23,9 +23,10 @@ class TmaBoxes(Boxes):
         conv: the problem that boxes are cut from.
         halo: the halo tile of a step.
         source: the input tensor.
+        strides: elements from one pixel, row and image to the next, where they do not follow one another.
     """
 
-    def __init__(self, conv: Conv2d, halo: HaloTile, source: Any) -> None:
+    def __init__(self, conv: Conv2d, halo: HaloTile, source: Any, strides: tuple[int, int, int] | None = None) -> None:
         self._conv, self._part = conv, halo.part
         tile, (height, width) = halo.tile, (conv.height, conv.width)
         channels = tile.units * tile.unit
@@ -37,7 +38,7 @@ class TmaBoxes(Boxes):
         else:
             sizes, steps, (_, rows, cols) = (width, height, conv.in_channels, conv.batch), (1, 1, 1, 1), halo.raw
             box = (cols, rows, channels, 1)
-        strides = sizes[0], math.prod(sizes[:2]), math.prod(sizes[:3])
+        strides = strides or (sizes[0], math.prod(sizes[:2]), math.prod(sizes[:3]))
         super().__init__(halo, source, sizes, strides, box, steps, halo.pixel_bytes)
 
     @property

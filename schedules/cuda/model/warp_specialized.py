@@ -12,12 +12,14 @@ import math
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNCH_S, SECTOR, Estimate
-from im2win.schedules.cuda.model.persistent import STORE_CYCLES
+from im2win.schedules.cuda.model.persistent import NARROW, STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
-from im2win.schedules.cuda.tiles.fields import field_of
+from im2win.schedules.cuda.tiles.copied_pixels import CopiedPixels, copies_all
+from im2win.schedules.cuda.tiles.fields import copy_bytes, field_of
 from im2win.schedules.cuda.tiles.rearranged import QUAD, TOGETHER, RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecializedTile
+from im2win.schedules.cuda.tiles.window_rows import WindowRows
 from im2win.spec.conv2d import Conv2d
 
 BEGIN_CYCLES = 3100  # cycles of a block before its first copies are issued and behind its last store
@@ -39,6 +41,8 @@ MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
 REARRANGED = 1.25  # factor on the time of blocks that rearrange windows
 COPYING = 1.65  # factor on the time of memory and level-2 cache of the kernel that copies pixels; fitted to three layers
+TRANSPOSING = 1.65  # the same of kernels that copy to channels last or to rows of windows; taken over from `COPYING`, not fitted
+FROM_COPY = 1.2  # factor on the time of blocks whose halo tiles come from such a copy; that of other kernels channels first, not fitted
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -67,7 +71,7 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         batches = field.steps_of_eights * (tile.units // QUAD) // (TOGETHER * tile.rearrangers)
         moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) * tile.rearrangers / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
-    apart = REARRANGED if tile.rearranged else 1.0
+    apart = REARRANGED if tile.rearranged else FROM_COPY if isinstance(field, CopiedPixels | WindowRows) else 1.0
     if tile.cluster // tile.sum_blocks == 4:
         apart *= FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
     if tile.sum_blocks > 1 and resident > 1 and blocks > FULL * resident * gpu.multiprocessors:
@@ -76,13 +80,17 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size
     read = _read_bytes(conv, isinstance(field, RearrangedHaloTile) and field.sparse)
-    copying = 0.0
+    copying = narrow = 0.0
     if isinstance(field, CopiedLines):
         copy = copy_elements(field) * conv.itemsize
         copying = _copy_seconds(conv, field, gpu)
         read = max(2 * copy - L2_SHARE, 0)
+    elif isinstance(field, CopiedPixels | WindowRows):
+        copying, read = _transposing_seconds(conv, tile, gpu), max(copy_bytes(conv, tile) - L2_SHARE, 0)
+        if conv.layout == "NCHW" and tile.cols < field.conv.output_size[1]:
+            narrow = NARROW * (SECTOR / (tile.cols * conv.out_itemsize)) ** 2 * conv.output_bytes / gpu.dram_bytes_s
     return Estimate(
-        compute=apart * cycles / gpu.clock_hz,
+        compute=apart * cycles / gpu.clock_hz + narrow,
         cache=apart * CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
         memory=(read + conv.output_bytes) / gpu.dram_bytes_s,
         transform=copying,
@@ -95,6 +103,12 @@ def _copy_seconds(conv: Conv2d, field: CopiedLines, gpu: Gpu) -> float:
     """Seconds of the kernel that copies pixels, and until the next kernel begins."""
     copy, read = copy_elements(field) * conv.itemsize, _read_bytes(conv, conv.stride[0] > 1)
     return COPYING * (read / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
+
+
+def _transposing_seconds(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> float:
+    """Seconds of the kernel that copies to channels last, and until the next kernel begins. Level-2 cache keeps a part of the copy."""
+    copy, read = copy_bytes(conv, tile), _read_bytes(conv, not tile.window_rows and not copies_all(conv))
+    return TRANSPOSING * ((read + max(copy - L2_SHARE, 0)) / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
 
 
 def _read_bytes(conv: Conv2d, sparse: bool) -> int:

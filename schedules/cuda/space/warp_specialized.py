@@ -10,7 +10,16 @@ from dataclasses import replace
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
-from im2win.schedules.cuda.legality.warp_specialized import SHARED, no_copy, no_lines, unsupported_reason, violations
+from im2win.schedules.cuda.legality.warp_specialized import (
+    SHARED,
+    no_channels_last,
+    no_copy,
+    no_lines,
+    no_pixels,
+    no_window_rows,
+    unsupported_reason,
+    violations,
+)
 from im2win.schedules.cuda.mainloop.registers import ADDRESSES, enough
 from im2win.schedules.cuda.mainloop.registers import MOST as MOST_REGISTERS
 from im2win.schedules.cuda.model.warp_specialized import estimate
@@ -23,6 +32,7 @@ from im2win.spec.conv2d import Conv2d
 MOST = 12  # tiles kept for each of `SHAPES`, of `TMA_BOXES` and of `SHARED`: those that the cost model ranks first
 SHAPES_KEPT = 2  # shapes of tiles of outputs that are kept, those of least cost
 PIXELS = 32  # where a tile is a part of one row of pixels, its columns are a multiple of this, which a cluster of four can share
+STORED = 32  # least columns of a part of a row that is stored channels first, where TMA boxes come from a copy
 TILE_COLUMNS = 10  # cost of a tile, in columns of a product
 PIXEL_COLUMNS = 0.5  # cost of copying a pixel, in columns of a product of one tap
 # (channels of a block, warpgroups, ping-pong teams, most columns of a product), limited by registers.
@@ -58,10 +68,13 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
     height, width = one.output_size
     found = []
     in_row = one.kernel == (1, 1) and height == 1 and width > most
-    if least.lines:
-        widths: Iterable[int] = _eights(width, most)
+    widths: Iterable[int]
+    if least.lines or (least.channels_last and in_row):
+        widths = _eights(width, most)
     else:
         widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)
+    if conv.layout == "NCHW" and (least.channels_last or least.window_rows):  # products cost little beside stores of few bytes
+        widths = (cols for cols in widths if cols >= min(width, STORED))
     for cols in widths:
         for rows in _sizes(height, most // cols):
             whole = (rows, cols) == (height, width)
@@ -112,7 +125,8 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
     blocks = -(-conv.out_channels // block_m)
     if boxes == "lines":  # accumulators for each phase
         columns = min(columns, 2 * (MOST_REGISTERS - ADDRESSES) // (channel_phases(conv) * block_m // (M * groups)) // EIGHT * EIGHT)
-    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes != "taps" else [1]
+    kernel = (conv.kernel[0], 1) if boxes == "window_rows" else conv.kernel
+    taps = sorted({math.prod(kernel), kernel[1], 1}) if not boxes.endswith("taps") else [1]
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))
@@ -137,6 +151,12 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
     if conv.layout == "NCHW":
         reasons = {"rearranged": None, "lines": no_lines(conv), "copied": no_copy(conv)}
         forms = tuple(form for form, reason in reasons.items() if reason is None)
+        if no_channels_last(conv) is None:
+            forms += ("channels_last", "channels_last_taps") if math.prod(conv.kernel) > 1 else ("channels_last",)
+    if no_pixels(conv) is not None:
+        forms = ()
+    if no_window_rows(conv) is None:
+        forms += ("window_rows",)
     for shape, boxes in itertools.product(SHAPES, forms):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:

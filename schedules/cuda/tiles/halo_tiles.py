@@ -63,7 +63,7 @@ class StagedHaloTile(HaloTile):
     @property
     def single_taps(self) -> bool:  # type: ignore[override]
         """Whether a step brings only what one tap reads."""
-        return self.tile.tma_boxes == "taps"
+        return self.tile.single_taps
 
     @derived
     def part(self) -> tuple[int, int, int]:

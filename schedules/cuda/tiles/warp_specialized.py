@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from im2win.common.caching import derived, hashed_once
 from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.window_rows import WindowRowPack
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import LANES, PersistentTile, channel_run
 from im2win.spec.conv2d import Conv2d
@@ -41,6 +42,9 @@ class WarpSpecializedTile(PersistentTile):
         pixels of each channel as they lie in memory, from which two more producer warps gather the channels of every pixel. "lines",
         channels first, 1x1 kernels: pixels of each channel as they lie in memory, of which products take 64 of each channel as they are.
         "copied": the same from a copy, which a first kernel makes of the pixels that windows read; see `tiles.copied_lines`.
+        "channels_last" and "channels_last_taps", channels first: "halo" and "taps" from a channels-last copy, which a first kernel
+        makes; see `tiles.copied_pixels`. "window_rows", few input channels: the halo tile of a problem whose pixels are rows of windows,
+        from a copy; see `tiles.window_rows`.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (("shared", "tma_boxes"))
@@ -55,12 +59,14 @@ class WarpSpecializedTile(PersistentTile):
 
     def pack(self, conv: Conv2d) -> ChunkPack:
         """The packing of filters."""
-        phases = channel_phases(conv) if conv.layout == "NCHW" and not self.copied else 1
+        if self.window_rows:
+            return WindowRowPack(self.block_m, self.slabs, channel_run(conv))
+        phases = channel_phases(conv) if conv.layout == "NCHW" and not self.copied and not self.channels_last else 1
         return ChunkPack(self.block_m, self.slabs, channel_run(conv), phases)
 
     def steps(self, conv: Conv2d) -> int:
-        """Steps of a tile of outputs: one for each block of channels, and for each tap where `tma_boxes` is "taps"."""
-        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.tma_boxes == "taps" else 1)
+        """Steps of a tile of outputs: one for each block of channels, and for each tap where `single_taps`."""
+        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.single_taps else 1)
 
     @property
     def window_blocks(self) -> int:
@@ -118,6 +124,21 @@ class WarpSpecializedTile(PersistentTile):
     def copied(self) -> bool:
         """Whether a first kernel copies the pixels that windows read."""
         return self.tma_boxes == "copied"
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether a first kernel copies the input to channels last."""
+        return self.tma_boxes.startswith("channels_last")
+
+    @property
+    def window_rows(self) -> bool:
+        """Whether pixels are rows of windows, in a copy that a first kernel makes."""
+        return self.tma_boxes == "window_rows"
+
+    @property
+    def single_taps(self) -> bool:
+        """Whether TMA boxes bring what one tap reads."""
+        return self.tma_boxes.endswith("taps")
 
     @derived
     def threads(self) -> int:

@@ -12,10 +12,11 @@ from im2win.packing.cpu_dot import DotPack
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.window_rows import WindowRowPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 
-Pack = FilterPack | ChannelPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack | DotPack
+Pack = FilterPack | ChannelPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack | DotPack | WindowRowPack
 
 KINDS: dict[str, type[Pack]] = {
     "filters": FilterPack,
@@ -26,6 +27,7 @@ KINDS: dict[str, type[Pack]] = {
     "split": SplitPack,
     "quantised": QuantisedPack,
     "dot": DotPack,
+    "window_rows": WindowRowPack,
 }
 
 

@@ -25,6 +25,7 @@ from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.mma_fragments import CudaPack, row
 from im2win.packing.split_k import SplitPack, parts_problem
 from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.window_rows import WindowRowPack, pixel_elements, window_row_problem
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry import cuda_lowering
@@ -228,6 +229,10 @@ def _packing(interface: Interface, pack: Any, prototype: str) -> list[str]:
         depth = math.prod(problem.filter_shape[1:])
         tables, slabs = _slabs(problem, pack.inner, depth, pack.split * depth)
         body = [f"  pack({slabs}, w, packed);"]
+    elif isinstance(pack, WindowRowPack):  # a channel is a channel of a tap in a kernel row
+        depth, (_, columns) = math.prod(conv.filter_shape[1:]), conv.kernel
+        tables, slabs = _slabs(window_row_problem(conv), pack.inner, conv.out_channels * depth, depth)
+        body = [f"  pack({slabs[:-1]}, {pixel_elements(conv)}, {conv.in_channels}, {columns}}}, w, packed);"]
     else:
         tables, slabs = _slabs(conv, pack)
         body = [f"  pack({slabs}, w, packed);"]

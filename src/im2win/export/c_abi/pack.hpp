@@ -84,6 +84,7 @@ struct Slabs {
   const uint16_t* places;
   long long per_group, per_filter;  // elements of w from a group's first filter to the next group's, and from a filter to the next
   int together, filters, channels;  // groups of a block; where there are several: filters and input channels of one, and `groups` is 1
+  int pixel, depth, taps;  // where channels are those of the taps of a kernel row: elements of a tap, its channels, taps of a row; else 0
 };
 
 // The index of element k of a channel's sum among its filters; -1 for padding.
@@ -98,6 +99,11 @@ inline long long tap_of(const Slabs& to, long long k) {
   if (to.order == Cuvc) {
     channel = k / (taps * to.step) * to.step + k % to.step;
     tap = k % (taps * to.step) / to.step;
+  }
+  if (to.pixel) {
+    const long long across = channel / to.pixel;
+    channel %= to.pixel;
+    return channel < to.depth && across < to.taps && tap < taps ? (channel * to.rows + tap) * to.taps + across : -1;
   }
   return channel < to.in_channels && tap < taps ? channel * taps + tap : -1;
 }
