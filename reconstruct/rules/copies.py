@@ -30,7 +30,9 @@ WHY = "the data needs no register on its way, and the thread does not wait for i
 
 _VECTOR = re.compile(r"\*\((?P<type>\w+)\*\)\((?P<array>\w+) \+ (?P<index>.*)\)$", re.DOTALL)
 _ZERO = r"(?:0x0p\+0|0(?:\.0*)?(?:e\+00)?)[fh]?"
-_ZEROS, _COMMENT = re.compile(rf"{_ZERO}|make_\w+\({_ZERO}(?:, {_ZERO})*\)"), re.compile(r"/\*.*?\*/", re.DOTALL)
+_NARROW = rf"(?:\(signed char\)0|__float2(?:half|bfloat16)_rn\({_ZERO}\)|{_ZERO})"  # in any type
+_PAIR = rf"(?:__pack_\w+\({_NARROW}, {_NARROW}\)|{_NARROW})"
+_ZEROS, _COMMENT = re.compile(rf"{_NARROW}|make_\w+\({_PAIR}(?:, {_PAIR})*\)"), re.compile(r"/\*.*?\*/", re.DOTALL)
 _ELEMENT = re.compile(r"(?P<array>\w+)\[(?P<index>.*)\]$", re.DOTALL)
 
 
