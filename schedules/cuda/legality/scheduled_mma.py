@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE, SLAB
-from im2win.schedules.cuda.legality.scheduled import LANES, MAX_REGISTERS, MAX_STAGES, RULES, STATIC_SHARED, along_channels, depth
+from im2win.schedules.cuda.legality.scheduled import MAX_REGISTERS, MAX_STAGES, RULES, along_channels, depth
 from im2win.schedules.cuda.primitives import CHUNK, WORD
 from im2win.schedules.cuda.tiles.scheduled_mma import ScheduledMmaTile
 from im2win.spec.conv2d import Conv2d
@@ -12,7 +12,7 @@ from im2win.spec.conv2d import Conv2d
 ORDERS = ("uvc", "cuv")
 LINES = 16  # rows, and columns, of a product
 MAX_THREADS = 512
-OTHERS = 56  # registers of a thread for addresses and elements on their way
+OTHERS = 60  # registers of a thread for addresses and elements on their way
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
@@ -86,7 +86,7 @@ def violations(conv: Conv2d, tile: ScheduledMmaTile, gpu: Gpu) -> list[str]:
 
 
 def _rules(conv: Conv2d, tile: ScheduledMmaTile, gpu: Gpu) -> list[tuple[bool, str]]:
-    channels, most = conv.out_channels // conv.groups, min(STATIC_SHARED, gpu.block_shared)
+    channels, most = conv.out_channels // conv.groups, gpu.block_shared
     steps, slab = -(-depth(conv) // tile.block_k), NATIVE[conv.dtype].slab
     return [
         (channels % tile.block_m == 0, f"`block_m` (={tile.block_m}) must divide the {channels} channels of a group"),

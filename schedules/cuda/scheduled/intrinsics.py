@@ -34,8 +34,8 @@ Index = Any
 Place = tuple[Index, Index]
 """(lane, element of the lane)"""
 
-register_intrin_lowering(SCALED, target="cuda", f=lambda call: call_pure_extern("float32", "im2win::scaled", *call.args))
-register_intrin_lowering(NEAREST, target="cuda", f=lambda call: call_pure_extern("int32", "__float2int_rn", *call.args))
+register_intrin_lowering(SCALED, target="cuda", f=lambda call: call_pure_extern(call.ty.dtype, "im2win::scaled", *call.args))
+register_intrin_lowering(NEAREST, target="cuda", f=lambda call: call_pure_extern(call.ty.dtype, "__float2int_rn", *call.args))
 
 
 def step(dtype: str) -> int:
@@ -99,7 +99,7 @@ def load(dtype: str, rows: bool) -> str:
     @T.prim_func(s_tir=True)
     def described(to: T.handle, given: T.handle) -> None:
         A = T.match_buffer(to, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
-        S = T.match_buffer(given, (LINES, depth), dtype, align=64, offset_factor=1, scope="shared")
+        S = T.match_buffer(given, (LINES, depth), dtype, align=64, offset_factor=1, scope="shared.dyn")
         with T.sblock("root"):
             T.reads(S[0:LINES, 0:depth])
             T.writes(A[0:LANES, 0:held])
@@ -121,7 +121,7 @@ def load(dtype: str, rows: bool) -> str:
     def implemented(to: T.handle, given: T.handle) -> None:
         s0, s1 = T.int32(), T.int32()
         A = T.match_buffer(to, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
-        S = T.match_buffer(given, (LINES, depth), dtype, align=64, offset_factor=1, scope="shared", strides=[s0, s1])
+        S = T.match_buffer(given, (LINES, depth), dtype, align=64, offset_factor=1, scope="shared.dyn", strides=[s0, s1])
         with T.sblock("root"):
             T.reads(S[0:LINES, 0:depth])
             T.writes(A[0:LANES, 0:held])

@@ -113,7 +113,7 @@ class _Tensorized:
     def _copy(self, block: SBlockRV, steps: LoopRV, width: int, along: bool) -> None:
         """Copies a step's operand to shared memory, `width` elements at a time; neighbouring threads copy along the sum, or across it."""
         sch, tile, conv = self._sch, self._tile, self._conv
-        sch.set_scope(block, 0, "shared")
+        sch.set_scope(block, 0, "shared.dyn")
         sch.compute_at(block, steps, preserve_unit_loops=True)
         unit = CHUNK // conv.itemsize
         sch.storage_align(block, 0, -2, 2 * unit, unit)
