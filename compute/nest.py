@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 from tvm import te
 
 from im2win.compute.arithmetic import TensorExpressions
 from im2win.compute.padded import Expr
 from im2win.compute.rounding import converted, scaled
-from im2win.packing.cpu_blocked import FilterPack
-from im2win.packing.mma_fragments import CudaPack
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -28,8 +27,23 @@ ROWS = "rows"  # the product with bias and activation, same shape
 TRANSPOSED = "transposed"  # ROWS in the output's layout, only where a residual is added to it
 OUT = "out"
 
-Pack = FilterPack | CudaPack
-"""How filters are packed: in blocks of channels, for CPUs and CUDA cores, or in lines of a channel, for tensor cores."""
+
+class Pack(Protocol):
+    """How filters are packed: for CPUs and CUDA cores a step of a block is contiguous, for tensor cores a line of a channel.
+
+    block: output channels of a block. order: of the taps, the innermost last.
+    place: the index of element `k` of the sum of a block's channel.
+    """
+
+    @property
+    def block(self) -> int: ...
+    @property
+    def order(self) -> str: ...
+    def blocks_per_group(self, conv: Conv2d) -> int: ...
+    def blocks(self, conv: Conv2d) -> int: ...
+    def shape(self, conv: Conv2d) -> tuple[int, int, int]: ...
+    def place(self, conv: Conv2d, block: Expr, k: Expr, channel: Expr) -> tuple[Expr, Expr, Expr]: ...
+
 
 Operand = Callable[[Expr, Expr, Expr, Expr, Expr, Expr, Expr], Expr]
 """(n, group, c, m, x, u, v) -> element; c counts inside the group."""

@@ -46,7 +46,7 @@ class Scheduled(CudaSchedule):
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a problem with that accuracy; None if one does."""
-        return (mma_legality if conv.dtype in NATIVE else legality).unsupported_reason(conv)
+        return mma_legality.unsupported_reason(conv) if conv.dtype in NATIVE else legality.unsupported_reason(conv)
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of the tensor of windows in global memory; 0 where there is none."""

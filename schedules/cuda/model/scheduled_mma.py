@@ -1,7 +1,7 @@
 """Cost model of TVM schedules of dense layers on tensor cores.
 
-It is that of `multistage`, with its measured times of instructions, copies and launches. Instructions of copies are counted in the source that
-TVM generates: it computes the places of a step's elements anew in every step. They are estimates, which no measurement has corrected.
+It is that of `multistage`, with its measured times of instructions, copies and launches. Instructions of copies are counted in the source
+that TVM generates: it computes the places of a step's elements anew in every step. They are estimates that no measurement has corrected.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.scheduled import depth
-from im2win.schedules.cuda.legality.scheduled_mma import LINES, MAX_STAGES, filter_elements, registers, shared_bytes, window_elements
+from im2win.schedules.cuda.legality.scheduled import MAX_STAGES, depth
+from im2win.schedules.cuda.legality.scheduled_mma import LINES, filter_elements, registers, shared_bytes, window_elements
 from im2win.schedules.cuda.model import floor as floors
 from im2win.schedules.cuda.model.multistage import (
     BLOCK_LATENCY,

@@ -61,7 +61,7 @@ def fill(dtype: str) -> str:
     sums, name = ELEMENT_TYPES[dtype].sums, f"im2win_fill_{MULTIPLIERS[dtype].kind}"
     zero = 0 if sums == "int32" else 0.0
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def described(c: T.handle) -> None:
         C = T.match_buffer(c, (LANES, SUMS), sums, align=64, offset_factor=1, scope="warp")
         with T.sblock("root"):
@@ -75,7 +75,7 @@ def fill(dtype: str) -> str:
                     T.writes(C[lane, local])
                     C[lane, local] = T.cast(zero, sums)
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def implemented(c: T.handle) -> None:
         C = T.match_buffer(c, (LANES, SUMS), sums, align=64, offset_factor=1, scope="warp")
         with T.sblock("root"):
@@ -96,7 +96,7 @@ def load(dtype: str, rows: bool) -> str:
     name = f"im2win_load_{'rows' if rows else 'columns'}_{MULTIPLIERS[dtype].kind}"
     held, unit = 4 * word, depth // 2
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def described(to: T.handle, given: T.handle) -> None:
         A = T.match_buffer(to, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
         S = T.match_buffer(given, (LINES, depth), dtype, align=64, offset_factor=1, scope="shared.dyn")
@@ -117,7 +117,7 @@ def load(dtype: str, rows: bool) -> str:
         high, half = (inner, outer) if rows else (outer, inner)
         return high * 8 + lane % 8, half * unit
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def implemented(to: T.handle, given: T.handle) -> None:
         s0, s1 = T.int32(), T.int32()
         A = T.match_buffer(to, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
@@ -146,7 +146,7 @@ def product(dtype: str, rows_first: bool) -> str:
     kind, held = MULTIPLIERS[dtype].kind, 4 * word
     name, function = f"im2win_mma_{kind}_{'rows' if rows_first else 'columns'}_first", f"im2win::product_lines_{kind}"
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def described(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
         B = T.match_buffer(b, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
@@ -164,7 +164,7 @@ def product(dtype: str, rows_first: bool) -> str:
                     T.writes(C[lane, local])
                     C[lane, local] = C[lane, local] + T.cast(A[lane_a, local_a], sums) * T.cast(B[lane_b, local_b], sums)
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def implemented(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")
         B = T.match_buffer(b, (LANES, held), dtype, align=64, offset_factor=1, scope="warp")

@@ -15,10 +15,10 @@ WARP_BUFFERS = 10  # at most, in a kernel: sums, and two operands in the loop an
 
 
 def _tensorized_pipeline() -> tuple[Any, Any, Any]:
-    """TVM's passes for schedules with buffers of a warp: those must see the lane in every index, which a common subexpression would hide."""
+    """TVM's passes for schedules with buffers of a warp: they must see the lane in every index, where a common subexpression hides it."""
     passes, host, device = default_s_tir_pipeline()
 
-    @tvm.transform.module_pass(opt_level=0)
+    @tvm.transform.module_pass(opt_level=0)  # type: ignore[untyped-decorator]
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         config = {**dict(ctx.config.items()), "tirx.disable_cse_tir": True}
         with tvm.transform.PassContext(opt_level=ctx.opt_level, instruments=list(ctx.instruments or []), config=config):

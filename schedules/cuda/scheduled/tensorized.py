@@ -13,8 +13,8 @@ One schedule for every algorithm, over the definition that the CPU's schedules u
         out = convert(act(scale * (sums + bias)))                                  # from registers
 
 Neighbouring columns of a product are neighbours in the registers of a lane. They are outputs in NCHW and channels in NHWC, so that two
-neighbours in memory are stored as one vector. Lines in shared memory are an odd number of 16 bytes apart, so that the eight lines of a matrix lie
-in different banks. The reconstructor takes a barrier out of a step and makes copies asynchronous, as the tile says.
+neighbours in memory are stored as one vector. Lines in shared memory are an odd number of 16 bytes apart, so that the eight lines of a
+matrix lie in different banks. The reconstructor takes a barrier out of a step and makes copies asynchronous, as the tile says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import te
-from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IndexMap
 

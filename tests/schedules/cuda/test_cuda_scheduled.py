@@ -94,5 +94,5 @@ def test_what_is_refused() -> None:
     assert "`lanes` (=16) must be 0, or 32" in broken(good, lanes=16)
     assert "bytes) must fit 49152" in broken(good, block_m=64, block_n=256, thread_m=8, thread_n=8, block_k=32, stages=4)
     assert "must be 0 where the elements of a window are neighbours" in broken(f"{good}-NHWC", lanes=32)
-    assert "multiply float32, not float16" in broken(f"{good}-float16")
+    assert "`product` (=fma) of the tile is not for float16" in broken(f"{good}-float16")
     assert "at least eight" in broken("n2-c64x9x11-k64x3x3-p1-g64")
