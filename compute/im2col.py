@@ -13,7 +13,6 @@ from tvm import te
 
 from im2win.compute import nest
 from im2win.compute.padded import Expr, image
-from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
 IM2COL = "im2col"
@@ -24,7 +23,7 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int]:
     return conv.batch, conv.groups, math.prod(conv.filter_shape[1:]), math.prod(conv.output_size)
 
 
-def transform(conv: Conv2d, pack: FilterPack, data: te.Tensor) -> te.Tensor:
+def transform(conv: Conv2d, pack: nest.Pack, data: te.Tensor) -> te.Tensor:
     """The im2col matrix of an input of `conv.input_shape`, its K rows in the order of the packed filter."""
     at, out_w, channels = image(conv, data), conv.output_size[1], conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
@@ -36,7 +35,7 @@ def transform(conv: Conv2d, pack: FilterPack, data: te.Tensor) -> te.Tensor:
     return te.compute(transform_shape(conv), element, name=IM2COL)
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: nest.Pack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
     return nest.multiply(conv, pack, inputs, transform(conv, pack, inputs["data"]), row_block, chunks)

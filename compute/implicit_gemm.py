@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from tvm import te
 
-from im2win.compute import im2col
-from im2win.packing.cpu_blocked import FilterPack
+from im2win.compute import im2col, nest
 from im2win.spec.conv2d import Conv2d
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: nest.Pack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     return im2col.define(conv, pack, row_block, chunks)
 

@@ -16,7 +16,6 @@ from tvm import te
 
 from im2win.compute import nest
 from im2win.compute.padded import image
-from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
 LOWERED = "lowered"
@@ -27,7 +26,7 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int, int]:
     return conv.batch, conv.in_channels, conv.output_size[1], conv.padded_size[0], conv.kernel[1]
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: nest.Pack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
     at, channels = image(conv, inputs["data"]), conv.in_channels // conv.groups

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.parse.expressions import Name, size_of
+from im2win.reconstruct.parse.expressions import Name, plain_type, size_of
 from im2win.reconstruct.parse.scan import written
 from im2win.reconstruct.parse.statements import Assignment, Declaration, If, Loop, Scope, Span, Statement, every, has_barrier
 from im2win.reconstruct.parse.unit import Edit, Kernel, Unit
@@ -28,10 +28,13 @@ WIDTHS = (4, 8, 16)  # bytes of an asynchronous copy
 MOST_AHEAD = 3  # steps that copies run ahead at most
 WHY = "the data needs no register on its way, and the thread does not wait for it"
 
-_VECTOR = re.compile(r"\*\((?P<type>\w+)\*\)\((?P<array>\w+) \+ (?P<index>.*)\)$", re.DOTALL)
+_ARRAY = r"(?P<array>\w+|\(\((?P<element>\w[\w ]*)\*\)(?P<bytes>\w+)\))"  # by its name, or in dynamic shared memory
+_VECTOR = re.compile(rf"\*\((?P<type>\w+)\*\)\({_ARRAY} \+ (?P<index>.*)\)$", re.DOTALL)
 _ZERO = r"(?:0x0p\+0|0(?:\.0*)?(?:e\+00)?)[fh]?"
-_ZEROS, _COMMENT = re.compile(rf"{_ZERO}|make_\w+\({_ZERO}(?:, {_ZERO})*\)"), re.compile(r"/\*.*?\*/", re.DOTALL)
-_ELEMENT = re.compile(r"(?P<array>\w+)\[(?P<index>.*)\]$", re.DOTALL)
+_NARROW = rf"(?:\(signed char\)0|__float2(?:half|bfloat16)_rn\({_ZERO}\)|{_ZERO})"  # in any type
+_PAIR = rf"(?:__pack_\w+\({_NARROW}, {_NARROW}\)|{_NARROW})"
+_ZEROS, _COMMENT = re.compile(rf"{_NARROW}|make_\w+\({_PAIR}(?:, {_PAIR})*\)"), re.compile(r"/\*.*?\*/", re.DOTALL)
+_ELEMENT = re.compile(rf"{_ARRAY}\[(?P<index>.*)\]$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,10 @@ def _place(kernel: Kernel, text: str) -> tuple[str, str, int] | None:
         size = size_of(found["type"])
     elif (found := _ELEMENT.match(text)) is not None:
         kinds = {array.name: array.type for array in kernel.shared} | {one.name: one.element for one in kernel.parameters}
-        size = size_of(kinds.get(found["array"], ""))
+        size = size_of(plain_type(found["element"] or kinds.get(found["array"], "")))
     else:
         return None
-    return None if size is None else (found["array"], f"{found['array']} + {found['index']}", size)
+    return None if size is None else (found["bytes"] or found["array"], f"{found['array']} + {found['index']}", size)
 
 
 def _to_shared(kernel: Kernel, target: str, source: str) -> tuple[str, str, int] | None:

@@ -280,8 +280,8 @@ class Trace:
     def _call(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         known: dict[str, Callable[..., Iterator[Event]]] = {
             "im2win::copy_async": self._copy_async, "im2win::commit_copies": self._commit, "im2win::wait_copies": self._wait,
-            "im2win::load_words": self._load_words, "nvcuda::wmma::load_matrix_sync": self._fragment,
-            "nvcuda::wmma::store_matrix_sync": self._fragment,
+            "im2win::load_words": self._load_words, "im2win::load_matrices": self._load_words,
+            "nvcuda::wmma::load_matrix_sync": self._fragment, "nvcuda::wmma::store_matrix_sync": self._fragment,
         }  # fmt: skip
         if call.function in known:
             yield from known[call.function](call, scope, mask, certain, span)

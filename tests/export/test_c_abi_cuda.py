@@ -190,11 +190,11 @@ def packs() -> list[tuple[Conv2d, Any]]:
     found: list[tuple[Conv2d, Any]] = [
         (conv, CudaPack(form, block, order, slabs, run))
         for conv in problems
-        for form, block, run in zip(FORMS, (24, 32, 32), (1, 2, 4), strict=True)
+        for form, block, run in zip(FORMS, (24, 32, 32, 32), (1, 1, 2, 4), strict=True)
         for order, slabs in (("cuv", 1), ("uvc", 2), ("Cuvc", 3))
     ]
     single = Conv2d.parse("n1-c5x9x9-k18x3x3")
-    found += [(single, CudaPack(form, 32, "uvc", 2, 2, parts)) for form in FORMS[1:] for parts in (1, 2)]
+    found += [(single, CudaPack(form, 32, "uvc", 2, 2, parts)) for form in FORMS[2:] for parts in (1, 2)]
     found += [(single, FilterPack(8, order)) for order in ("cuv", "cvu")]
     square = [Conv2d.parse(f"n1-c10x9x9-k18x3x3-g2-{dtype}") for dtype in ("float32", "float16")]
     found += [(conv, CudaPack("products", 16, "uvc", 1, 2, parts, 4)) for conv, parts in ((square[0], 2), (square[1], 0))]
@@ -207,7 +207,7 @@ def packs() -> list[tuple[Conv2d, Any]]:
     found += [(Conv2d.parse(f"n1-c{c}x19x19-k70x{kernel}"), WindowRowPack(64, slabs, run)) for c, kernel, slabs, run in (
         (3, "7x7-s2-float16", 1, 1), (3, "11x9-s4-bfloat16", 2, 2), (5, "2x3-float16", 2, 1),
     )]  # fmt: skip
-    found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 2, 4), strict=True)]
+    found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 1, 2, 4), strict=True)]
     one = Conv2d.parse("n1-c10x9x9-k18x3x3-int8")
     found += [(one, QuantisedPack(2, 16, 16, scales)) for scales in SCALES[:2]]
     return found + [(conv, WinogradPack(2, 16, "bijck", 16)) for conv in square] + [(square[0], WinogradPack(6, 8, "ijbkc", 3))]

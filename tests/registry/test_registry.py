@@ -60,7 +60,7 @@ def test_names_of_before_are_understood() -> None:
 def test_every_file_of_compute_is_used() -> None:
     """A definition that no row uses would never be tested."""
     # what definitions have in common, the orders of axes that rows name, and the direct form without a sum over channels or of words
-    shared = {"__init__", "arithmetic", "nest", "padded", "lowered", "depthwise", "dot_product"}
+    shared = {"__init__", "arithmetic", "nest", "padded", "lowered", "depthwise", "dot_product", "rounding"}
     files = {path.stem for path in COMPUTE.glob("*.py")} - shared
     assert {row.define.__module__.rsplit(".", 1)[1] for row in SCHEDULES.values()} == files
 

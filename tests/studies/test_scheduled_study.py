@@ -15,7 +15,7 @@ from im2win.schedules.cuda.families.scheduled import Scheduled
 from im2win.spec.conv2d import Conv2d
 from im2win.studies import scheduled
 from im2win.studies.entries import HAND_BUILT, RULES
-from im2win.studies.scheduled import FIRST, forms, hand_built, others, tiles_of
+from im2win.studies.scheduled import FIRST, forms, hand_built, narrow_subjects, others, tiles_of
 
 CONV = Conv2d.parse("n8-c64x28x28-k64x3x3")
 FILE = ROOT / "benchmarks" / "studies" / "nvidia-h200" / "scheduled.json"
@@ -32,11 +32,22 @@ def test_what_is_timed_on_a_layer() -> None:
     assert not isinstance(SCHEDULES[hand_built(CONV, H200).algorithm].cuda, Scheduled)
 
 
+def test_what_is_timed_on_tensor_cores() -> None:
+    """Distinct tiles of TVM's schedule, and a kernel that no TVM schedule made, in every type and layout."""
+    for key in ("n8-c64x28x28-k64x3x3-float16-NHWC", "n8-c64x28x28-k64x3x3-int8"):
+        made = narrow_subjects(Conv2d.parse(key), H200, 2)
+        assert list(made) == [f"{FIRST} 1", f"{FIRST} 2", HAND_BUILT]
+        assert made[f"{FIRST} 1"].tile != made[f"{FIRST} 2"].tile and made[f"{FIRST} 1"].algorithm == FIRST
+        assert not isinstance(SCHEDULES[made[HAND_BUILT].algorithm].cuda, Scheduled)
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"`count` \(=0\)"):
         scheduled.run([object()], 0)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="`layers` must name one at least"):
         scheduled.run([])
+    with pytest.raises(ValueError, match="`layers` must name one at least"):
+        scheduled.narrow([])
 
 
 def test_tables_of_the_committed_study() -> None:

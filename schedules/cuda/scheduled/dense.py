@@ -45,7 +45,7 @@ def kernel(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, tile: Sched
     """The scheduled kernels of a definition: one function over the tensors of `conv.arguments`."""
     form = gemm(conv, tensors, stage, (tile.block_m, tile.block_n, tile.block_k))
     if form.stage is not None:
-        _store(form.sch, form.stage)
+        store_windows(form.sch, form.stage)
     thread, step = _product(form, tile)
     _operands(form, conv, tile, step)
     form.sch.reverse_compute_at(form.out, thread, preserve_unit_loops=True)
@@ -61,7 +61,7 @@ def transform(tensors: Sequence[te.Tensor], name: str) -> Any:
     """The function (data, lowered) of the transform alone, to measure its time."""
     data, lowered = tensors[0], _tensor(tensors[-1], name)
     sch = Schedule(te.create_prim_func([data, lowered]))
-    _store(sch, sch.get_sblock(name))
+    store_windows(sch, sch.get_sblock(name))
     return sch.mod["main"]
 
 
@@ -77,7 +77,7 @@ def _tensor(out: te.Tensor, name: str) -> te.Tensor:
     raise ValueError(f"the definition has no tensor {name!r}.")
 
 
-def _store(sch: Schedule, stage: SBlockRV) -> None:
+def store_windows(sch: Schedule, stage: SBlockRV) -> None:
     """Neighbouring threads store neighbouring elements of a tensor of windows; a thread has several loads on their way."""
     blocks, each, threads = sch.split(sch.fuse(*sch.get_loops(stage)), [None, TRANSFORM_EACH, TRANSFORM_THREADS])
     sch.bind(blocks, "blockIdx.x")

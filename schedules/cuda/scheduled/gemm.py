@@ -21,7 +21,7 @@ from tvm.tirx import IndexMap
 from im2win.compute import nest
 from im2win.spec.conv2d import Conv2d
 
-FILTER, BIAS, RESIDUAL = "filter", "bias", "residual"
+FILTER, BIAS, SCALE, RESIDUAL = "filter", "bias", "scale", "residual"
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,52 @@ def gemm(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, blocks: tuple
     return Gemm(sch, product, windows, filters, out, transform)
 
 
+def gemm_in_lines(conv: Conv2d, tensors: Sequence[te.Tensor], stage: Stage, blocks: tuple[int, int, int]) -> Gemm:
+    """As `gemm`, with both operands in lines along the sum: the stages hold filter[block, channel, k] and windows[p, k].
+
+    Args:
+        tensors: of the kernel, from a definition of `compute`, with filters packed in lines.
+    """
+    sch = Schedule(te.create_prim_func(list(tensors)))
+    product, out = sch.get_sblock(nest.CONV), sch.get_sblock(nest.OUT)
+    transform = _block(sch, stage.name)
+    windows, filters = sch.reindex(product, ("read", 0)), sch.reindex(product, ("read", 1))
+    if transform is not None and not stage.stored:
+        sch.compute_inline(transform)
+        transform = None
+    for name in (nest.ROWS, *([nest.TRANSPOSED] if conv.residual else [])):
+        sch.compute_inline(sch.get_sblock(name))
+    _fuse_product(sch, product, windows, filters)
+    block_m, block_n, block_k = blocks
+    _fuse_out(sch, conv, out, block_m)
+    outputs, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(product)[-2:])
+    if outputs % block_n or depth % block_k:
+        windows, filters = _padded_lines(sch, product, (windows, filters), (block_n, block_k))
+    sch.transform_layout(product, ("write", 0), lambda jo, ji, p: (jo * block_m + ji, p))
+    return Gemm(sch, product, windows, filters, out, transform)
+
+
+def _padded_lines(
+    sch: Schedule, product: SBlockRV, operands: tuple[SBlockRV, SBlockRV], blocks: tuple[int, int]
+) -> tuple[SBlockRV, SBlockRV]:
+    """Pads outputs and sums to whole blocks and steps, with zeros in the stages that copy operands. Returns the stages."""
+    names = [str(sch.get(one).writes[0].source.name) for one in operands]
+    sch.pad_einsum(product, [1, 1, *blocks])
+    made = {str(sch.get(one).writes[0].source.name): one for one in sch.get_producers(product)}
+    found = []
+    for name in names:
+        padded = made.get(f"{name}_pad")
+        if padded is not None:
+            for before in sch.get_producers(padded):
+                if str(sch.get(before).writes[0].source.name) == name:
+                    sch.compute_inline(before)
+        found.append(made[name] if padded is None else padded)
+    for behind in sch.get_consumers(product):
+        if sch.get(behind).writes[0].source.name.startswith(nest.CONV):
+            sch.compute_inline(behind)
+    return found[0], found[1]
+
+
 def _block(sch: Schedule, name: str) -> SBlockRV | None:
     """The block of that name; None where the definition has none."""
     names = {str(child.name_hint) for child in map(sch.get, sch.get_child_blocks(sch.get_sblock("root")))}
@@ -100,10 +146,15 @@ def _map(count: int, function: Callable[..., tuple[Any, ...]]) -> IndexMap:
     return IndexMap.from_func(function, ndim=count, index_dtype="int32")
 
 
-def _fuse_product(sch: Schedule, product: SBlockRV, windows: SBlockRV) -> tuple[int, int]:
-    """Fuses the loops of the product and of its windows. Returns the number of outputs for each channel, and the depth of a sum."""
+def _fuse_product(sch: Schedule, product: SBlockRV, windows: SBlockRV, filters: SBlockRV | None = None) -> tuple[int, int]:
+    """Fuses the loops of the product and of its windows. Returns the number of outputs for each channel, and the depth of a sum.
+
+    Args:
+        filters: their stage, where both operands are in lines along the sum.
+    """
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(product)]
     used = _axes_of(sch, product, str(sch.get(windows).writes[0].source.name))
+    channels = [] if filters is None else _axes_of(sch, product, str(sch.get(filters).writes[0].source.name))
 
     def outputs(axes: Sequence[Any]) -> Any:
         return _fused((axes[0], *axes[2:4]), (extents[0], *extents[2:4]))
@@ -114,12 +165,21 @@ def _fuse_product(sch: Schedule, product: SBlockRV, windows: SBlockRV) -> tuple[
     def flat(*given: Any) -> tuple[Any, ...]:
         """Block of filters where windows depend on it, as those of several groups do; step of the sum; output."""
         axes = [given[used.index(place)] if place in used else 0 for place in range(len(extents))]
-        return *([axes[1]] if 1 in used else []), depth(axes), outputs(axes)
+        both = (depth(axes), outputs(axes)) if filters is None else (outputs(axes), depth(axes))
+        return *([axes[1]] if 1 in used else []), *both
+
+    def lines(*given: Any) -> tuple[Any, ...]:
+        """Block of filters, channel, step of the sum."""
+        axes = [given[channels.index(place)] if place in channels else 0 for place in range(len(extents))]
+        return axes[1], axes[4], depth(axes)
 
     sch.transform_block_layout(product, _map(len(extents), lambda *axes: (axes[1], axes[4], outputs(axes), depth(axes))))
     sch.transform_layout(product, ("write", 0), lambda n, jo, m, x, ji: (jo, ji, outputs((n, jo, m, x))))
     sch.transform_layout(windows, ("write", 0), _map(len(used), flat))
     sch.transform_block_layout(windows, _map(len(used), flat))
+    if filters is not None:
+        sch.transform_layout(filters, ("write", 0), _map(len(channels), lines))
+        sch.transform_block_layout(filters, _map(len(channels), lines))
     return extents[0] * extents[2] * extents[3], math.prod(extents[5:])
 
 
@@ -141,7 +201,7 @@ def _fuse_out(sch: Schedule, conv: Conv2d, out: SBlockRV, block_m: int) -> None:
     last = conv.layout == "NHWC"
     sch.transform_block_layout(out, (lambda n, m, x, j: fused(n, j, m, x)) if last else (lambda n, j, m, x: fused(n, j, m, x)))
     for place, region in enumerate(sch.get(out).reads):
-        if region.source.name == BIAS:
+        if region.source.name in (BIAS, SCALE):
             sch.transform_layout(out, ("read", place), lambda jo, ji: jo * block_m + ji)
 
 

@@ -26,6 +26,7 @@ from im2win.schedules.cuda.epilogue.requantise import requantisation
 from im2win.schedules.cuda.mainloop.barriers import barrier_functions, with_residents
 from im2win.schedules.cuda.mainloop.clusters import cluster_functions, with_clusters
 from im2win.schedules.cuda.mma.instructions import warpgroup_products
+from im2win.schedules.cuda.mma.load_matrices import matrix_loads
 from im2win.schedules.cuda.mma.shared_instructions import shared_products
 from im2win.schedules.cuda.passes import CONFIG, PIPELINE
 
@@ -63,7 +64,7 @@ def device_functions() -> str:
 
 def _called(kernels: str) -> str:
     """The source of further device functions that these kernels call."""
-    parts = (warpgroup_products, shared_products, requantisation, cluster_functions, barrier_functions)
+    parts = (warpgroup_products, shared_products, matrix_loads, requantisation, cluster_functions, barrier_functions)
     return "".join(part(kernels) for part in parts)
 
 

@@ -124,6 +124,7 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __int2float_rn(int value) { return float(value); }
+inline int __float2int_rn(float value) { return int(std::nearbyint(value)); }
 template <typename T>
 T __ldg(const T* place) { return *place; }
 inline void __threadfence() {}

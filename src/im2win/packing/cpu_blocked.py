@@ -40,6 +40,10 @@ class FilterPack:
         _, channels, kernel_h, kernel_w = conv.filter_shape
         return self.blocks(conv), channels * kernel_h * kernel_w, self.block
 
+    def place(self, conv: Conv2d, block: Any, k: Any, channel: Any) -> tuple[Any, Any, Any]:
+        """Where element `k` of the sum of a channel of a block is."""
+        return block, k, channel
+
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
         groups, per_group = conv.groups, conv.out_channels // conv.groups

@@ -15,7 +15,7 @@ from im2win.spec.conv2d import Conv2d
 
 Array = npt.NDArray[Any]
 
-FORMS = ("rows", "products", "columns")
+FORMS = ("rows", "lines", "products", "columns")
 STEP_WORDS, WORD = 16, 4  # a slab: 16 words of 4 bytes
 Index = Any
 
@@ -54,6 +54,7 @@ class CudaPack:
     Attributes:
         form: layout inside a slab.
             "rows": [K in the slab, block]: a K step is a contiguous run of channels, for products on CUDA cores.
+            "lines": [block, K in the slab]: the 64 bytes of a channel are contiguous, for `ldmatrix` from shared memory.
             "products": [block / 16, 2 products, 32 lanes, 4 words]: what lane 4*g + t reads for a product of 16 rows, as one load: the
             words of rows g and g + 8 at places t and t + 4. `row` maps rows to channels. Places t and t + 4 of the two products are words
             4*t to 4*t+3 of the slab; any order of the sum is correct if filters and windows agree.
@@ -79,6 +80,15 @@ class CudaPack:
     def blocks(self, conv: Conv2d) -> int:
         """Channel blocks of all groups."""
         return conv.groups * -(-(conv.out_channels // conv.groups) // self.block)
+
+    def blocks_per_group(self, conv: Conv2d) -> int:
+        """Channel blocks that hold one group's filters."""
+        return self.blocks(conv) // conv.groups
+
+    def place(self, conv: Conv2d, block: Index, k: Index, channel: Index) -> tuple[Index, Index, Index]:
+        """Where element `k` of the sum of a channel of a block is, in the form "lines"."""
+        slab = STEP_WORDS * WORD // conv.itemsize
+        return block, k // slab, channel * slab + k % slab
 
     def _problem(self, conv: Conv2d) -> Conv2d:
         """The products of transformed tiles as a convolution."""
@@ -129,6 +139,8 @@ class CudaPack:
         blocked = np.pad(flat, fill).reshape(blocks, self.block, slabs, -1).transpose(0, 2, 1, 3)
         if self.form == "rows":
             laid = blocked.transpose(0, 1, 3, 2)
+        elif self.form == "lines":
+            laid = blocked
         else:
             laid = self._in_parts(self._as_products(blocked) if self.form == "products" else self._as_columns(blocked))
         return np.ascontiguousarray(laid).reshape(self.shape(conv))

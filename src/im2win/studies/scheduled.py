@@ -63,21 +63,62 @@ def others() -> list[str]:
     return [key for key, row in SCHEDULES.items() if isinstance(row.cuda, Scheduled) and key != FIRST]
 
 
-def tiles_of(conv: Conv2d, gpu: Gpu, count: int) -> list[ScheduledTile]:
+def tiles_of(conv: Conv2d, gpu: Gpu, count: int) -> list[Any]:
     """The first tiles of a layer, those that count as alike once."""
-    backend, found = backend_for(gpu, "exact"), dict[Any, ScheduledTile]()
+    backend, found = backend_for(gpu, "exact"), dict[Any, Any]()
     for _, tile in backend.ranked(conv, SCHEDULES[FIRST]):
         found.setdefault(backend.shape(SCHEDULES[FIRST], tile), tile)
     return list(found.values())[:count]
 
 
+def narrow(
+    layers: Sequence[Layer], count: int = 2, *, rounds: int = 7, seconds: float = 0.08,
+    progress: Callable[[int, int, list[Entry]], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Times TVM's schedules on tensor cores beside the hand-built kernels and the peers, on the first GPU.
+
+    Args:
+        layers: problems in float16, bfloat16 or int8. count: tiles of a layer, each a subject: `direct/scheduled 1` and so on.
+        rounds, seconds, progress: see `run`.
+
+    Returns:
+        The study, as it is written to JSON.
+
+    Raises:
+        ValueError, NoGpuError, ToolchainError: see `run`.
+    """
+    if not layers or count < 1 or rounds < 1:
+        raise ValueError(f"`layers` must name one at least, and `count` (={count}) and `rounds` (={rounds}) must be at least 1.")
+    gpu = device_gpu()
+    backend_for(gpu).check_tools()
+    set_up_peers("exact")
+    facts, entries = head(f"{STUDY}-narrow", layers, gpu), list[Entry]()
+    recipes = {(layer.conv, name): recipe for layer in layers for name, recipe in narrow_subjects(layer.conv, gpu, count).items()}
+    with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
+        built = builders.build_all(recipes, Path(folder))
+        for done, layer in enumerate(layers, 1):
+            found = time_layer(layer, {name: one for (conv, name), one in built.items() if conv == layer.conv}, rounds, seconds)
+            entries += found
+            if progress is not None:
+                progress(done, len(layers), found)
+    return {**facts, "tiles": count, "entries": [asdict(entry) for entry in entries]}
+
+
+def narrow_subjects(conv: Conv2d, gpu: Gpu, count: int) -> dict[str, TileRecipe]:
+    """What `narrow` builds for a layer, by name: the first tiles of the model, and the hand-built kernel if there is one."""
+    found = {
+        f"{FIRST} {number}": TileRecipe(conv, FIRST, gpu, "exact", tile=tile) for number, tile in enumerate(tiles_of(conv, gpu, count), 1)
+    }
+    return found | {HAND_BUILT: hand_built(conv, gpu)}
+
+
 def hand_built(conv: Conv2d, gpu: Gpu) -> TileRecipe:
-    """The default kernel among those that are written loop by loop, in IEEE float32."""
+    """The default kernel among those that are written loop by loop; of float32 in IEEE arithmetic."""
     backend = backend_for(gpu, "exact")
     rows: list[Schedule] = [row for row in candidates("auto", conv, "cuda", "exact") if not isinstance(row.cuda, Scheduled)]
     first = first_of(conv, {row.key: backend.ranked(conv, row)[:1] for row in rows}, backend)
     if first is None:
-        raise ValueError(f"no hand-built kernel computes {conv} in IEEE float32.")
+        raise ValueError(f"no hand-built kernel computes {conv} with accuracy 'exact'.")
     _, name, tile = first
     return TileRecipe(conv, name, gpu, "exact", tile=tile)
 

@@ -132,5 +132,5 @@ def test_what_is_refused() -> None:
     for lanes in (0, 32):
         assert "a thread block (=8) must have at least a warp of 32 threads" in broken(good, thread_m=32, thread_n=4, lanes=lanes)
         assert "a thread block (=0) must have at least a warp" in broken(good, thread_m=128, lanes=lanes)
-    assert "multiply float32, not float16" in broken(f"{good}-float16")
+    assert "`product` (=fma) of the tile is not for float16" in broken(f"{good}-float16")
     assert "at least eight" in broken("n2-c64x9x11-k64x3x3-p1-g64")
