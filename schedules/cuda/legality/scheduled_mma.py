@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE, SLAB
-from im2win.schedules.cuda.legality.scheduled import MAX_REGISTERS, MAX_STAGES, RULES, along_channels, depth
+from im2win.schedules.cuda.legality.scheduled import MAX_REGISTERS, MAX_STAGES, RULES, along_terms, depth
 from im2win.schedules.cuda.primitives import CHUNK, WORD
 from im2win.schedules.cuda.tiles.scheduled_mma import ScheduledMmaTile
 from im2win.spec.conv2d import Conv2d
@@ -60,7 +60,7 @@ def along_sum(conv: Conv2d, tile: ScheduledMmaTile, stored: bool) -> bool:
     Args:
         stored: whether windows come from a tensor of windows in global memory.
     """
-    return not stored and along_channels(conv, tile.order)
+    return not stored and along_terms(conv, tile.order)
 
 
 def window_elements(conv: Conv2d, tile: ScheduledMmaTile, stored: bool) -> int:
