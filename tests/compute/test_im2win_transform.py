@@ -13,6 +13,8 @@ KEYS = [
     "n1-c3x10x13-k8x2x2-s3",  # stride beyond the kernel: rows are skipped
     "n1-c4x13x17-k16x3x5-p1x2",
     "n1-c4x17x13-k16x5x2-p2x1",
+    "n1-c4x14x16-k8x3x3-s2x1-p1",
+    "n1-c4x14x16-k8x3x3-s1x3",
     "n1-c4x9x11-k16x3x3-p0.1.2.0",
     "n1-c3x17x16-k8x3x2-s2-p1-d3x2",
     "n2-c8x9x11-k16x3x3-p1-NHWC",

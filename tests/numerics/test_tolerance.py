@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from im2win.numerics.tolerance import TRUSTED, tolerance, trusted
-from im2win.numerics.winograd_error import expected
+from im2win.numerics.winograd_error import _QUANTISING, SPREAD, expected
+from im2win.numerics.winograd_int8 import LARGEST, STEP
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -55,6 +56,15 @@ def test_integers_are_exact() -> None:
     for out_dtype, unit in (("float32", EPS), ("float16", 2.0**-10)):
         rounded = sums.with_(out_dtype=out_dtype, activation="silu")
         assert tolerance(rounded) == pytest.approx(unit + 16 * EPS) and tolerance(rounded.with_(activation="relu")) == 0.0
+
+
+def test_rounding_of_int8_tensors_in_winograd_s_form() -> None:
+    """Of an input to the nearest multiple of STEP beside a sum of four inputs, and of a filter by the largest magnitude of its channel."""
+    inputs = np.arange(STEP * 64)
+    rounded = np.sqrt(np.mean((inputs - STEP * np.rint(inputs / STEP)) ** 2)) / np.sqrt(4 * SPREAD**2)
+    filters = np.linspace(-0.5, 0.5, 100_001) * 4 / LARGEST  # rounding errors in units of the standard deviation
+    together = float(np.hypot(rounded, np.sqrt(np.mean(filters**2))))
+    assert together == pytest.approx(_QUANTISING, rel=1e-3)
 
 
 def test_forms_of_winograd_are_trusted_well_within_the_tolerance() -> None:

@@ -106,8 +106,13 @@ TESTS: Sequence[tuple[str, Sequence[str]]] = (
     ("src/im2win/records/record.py", ["tests/records/test_logs.py", "tests/tuner/test_finals.py"]),
     ("src/im2win/records/proofs.py", ["tests/records/test_proofs.py", "tests/cli/test_logs_standings.py"]),
     ("src/im2win/records/standings.py", ["tests/records/test_standings.py", "tests/cli/test_logs_standings.py"]),
-    ("src/im2win/records/lookup.py", ["tests/records/test_proofs.py", "tests/records/test_emitted_before.py",
-                                      "tests/schedules/cuda/test_cuda_bfloat16.py"]),
+    (
+        "src/im2win/records/lookup.py",
+        [
+            "tests/records/test_lookup.py", "tests/records/test_merit.py", "tests/records/test_proofs.py",
+            "tests/records/test_emitted_before.py", "tests/schedules/cuda/test_cuda_bfloat16.py",
+        ],
+    ),
     ("src/im2win/records/tiers.py", ["tests/builder/test_selections.py"]),
     ("src/im2win/numerics/*", [_MATRICES]),
     (

@@ -44,8 +44,8 @@ class CampaignError(RuntimeError):
 class Limits:
     """Seconds that pytest may take beyond its share, and the share: so many times what the same files took without a mutant."""
 
-    start_s: float = 60.0
-    factor: float = 4.0
+    start_s: float = 30.0
+    factor: float = 3.0
 
     def of(self, seconds: float) -> float:
         """The limit of what takes `seconds` without a mutant."""
