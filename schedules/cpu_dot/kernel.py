@@ -10,7 +10,7 @@ parallel (channel pass, n, block of output rows)
 
 The epilogue of AMX tiles follows the product of the next ones, so that neither waits for the other.
 
-With axis "windows" the epilogue follows when all windows of the row block have their sums, since register tiles cross the ends of rows.
+With axis "windows" the epilogue follows when all windows of a line (`geometry`) have their sums, since register tiles cross the ends of rows.
 """
 
 from __future__ import annotations
@@ -134,22 +134,20 @@ class _Kernel:
     def _held_sums(self) -> int:
         """Elements of the buffer of sums."""
         if self.tile.axis == "windows":
-            return self.tile.block * self._line()
+            return self.tile.block * self.geometry.held_line
         return self.tile.block * self.tile.windows * (2 if self.one.tiles else 1)
-
-    def _line(self) -> int:
-        """Places of a line of sums with axis "windows"."""
-        return max(self.geometry.line, self.tile.windows)
 
     def _block(self, n: Expr, first_row: Expr, block: Expr, channel: Expr) -> None:
         """The products and the epilogue of a channel block."""
         geometry, tile = self.geometry, self.tile
         words = T.bind(block * self.block_words)
         if tile.axis == "windows":
-            with T.serial(geometry.tiles) as t:
-                place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
-                self.product.emit(place, words, place, self._line())
-            self._write_lines(n, first_row, words, channel)
+            with T.serial(geometry.lines) as line:
+                with T.serial(geometry.tiles) as t:
+                    place = T.bind(t * tile.windows if geometry.expanded else clamped(t, tile.windows, geometry.tiles, geometry.line))
+                    row = line * (geometry.strides[0] * geometry.words * geometry.size[1]) if geometry.expanded else 0
+                    self.product.emit(T.bind(row + place), words, place, geometry.held_line)
+                self._write_lines(n, first_row + line, words, channel)
             return
         count = geometry.lines * geometry.tiles
         known = self._numbers_of_block(words, channel)
@@ -259,7 +257,7 @@ class _Kernel:
                 write(row + down, x)
 
     def _write_lines(self, n: Expr, first_row: Expr, words: Expr, channel: Expr) -> None:
-        """The epilogue of all windows of the row block, of one channel after the other."""
+        """The epilogue of all windows of a line, of one channel after the other."""
         conv, tile, geometry = self.conv, self.tile, self.geometry
         out_h, out_w = conv.output_size
         whole = geometry.pitch == out_w  # rows follow one another
@@ -273,7 +271,7 @@ class _Kernel:
                 vectors.sweep(
                     run, tile.lanes,
                     lambda x, width: self._finish(
-                        width, plane + (r * out_w + x), c * self._line() + (r * geometry.pitch + x),
+                        width, plane + (r * out_w + x), c * geometry.held_line + (r * geometry.pitch + x),
                         lambda name: vectors.splat(known[name], width),
                     ),
                 )  # fmt: skip

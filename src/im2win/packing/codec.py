@@ -49,7 +49,7 @@ def from_dict(values: Any) -> Pack:
     if not needed <= set(numbers) <= set(names):
         raise ValueError(f"pack: fields {sorted(numbers)} must be {sorted(names)}.")
     for name, value in numbers.items():
-        wanted = str if name in ("form", "order", "scales") else int
+        wanted = str if name in ("form", "order", "scales", "along") else int
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise ValueError(f"pack: `{name}` (={value!r}) must be of type {wanted.__name__}.")
     return kind(**numbers)
