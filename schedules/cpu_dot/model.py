@@ -19,7 +19,9 @@ LATENCY = 5.0  # cycles of a dot product until its sum can be added to
 TILE, SUM = 12.0, 1.5  # cycles of a register tile beside its products, and of each vector of its sums
 LOOP = 1.0  # cycles of the loops over taps, for each
 TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
-ROWS = 16.0  # cycles of a product of AMX tiles of 16 rows
+CROSSING = 2.0  # cache lines of a row of an AMX tile that begins anywhere
+ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, and until its sums can be added to
+EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
 PIECE = 3.0  # cycles of each further piece of a row's outputs
 COPIED = 2.0  # cycles of 64 copied bytes
@@ -58,8 +60,11 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     steps, sums = tile.pack.steps(conv), tile.accumulators
     if one.tiles:
         chunks = steps // geometry.chunk
-        loads = tile.cols * _rows(tile.rows) / ROWS + tile.vectors * _rows(geometry.chunk) / ROWS
-        return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
+        left, right = tile.cols * _rows(tile.rows) / ROWS, tile.vectors * _rows(geometry.chunk) / ROWS
+        loads = left + right
+        if tile.axis == "windows" and not geometry.expanded:
+            loads += (CROSSING - 1.0) * right
+        return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads, PRODUCT) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
     loads = tile.vectors + tile.cols * (tile.vectors if tile.axis == "depthwise" else 1)
@@ -89,6 +94,8 @@ def _copied(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruction) -
     """Cycles to copy a row block's input for a group."""
     words, channels = geometry.copied, conv.in_channels // conv.groups
     vectors = words * 4 / 64
+    if geometry.expanded:
+        return geometry.size[0] * geometry.words * (6.0 + -(-conv.output_size[1] // 16) * EXPANDED)
     if tile.axis == "windows":
         rows = geometry.words * math.prod(geometry.phases) * geometry.size[0]
         far = geometry.steps[1] * geometry.cycles[1]
