@@ -3,7 +3,7 @@
 The copy has words of neighbouring channels, and zeros around the input. Kernels of one row or column read only every stride-th row or
 column, and only these are copied.
 
-With axis "windows" it is [word of channels][row phase][column phase][row][column]: of a layer with stride s, the rows y with the same y % s
+With axis "windows" it is [row phase][column phase][word of channels][row][column]: of a layer with stride s, the rows y with the same y % s
 lie together, and so do columns. Neighbouring windows then read neighbouring words, and the windows of a row block are one line: those of
 the next row follow behind the columns that only the last windows of a row read. A register tile may cross the end of a row. Sums at places
 that are no window are dropped.
@@ -26,6 +26,8 @@ from im2win.common.caching import derived
 from im2win.packing.cpu_dot import chunk_of
 from im2win.schedules.cpu_dot.tile import DotTile
 from im2win.spec.conv2d import Conv2d
+
+CACHE_LINE = 16  # words
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ class Geometry:
     @derived
     def plane(self) -> int:
         """Words of a phase of the copy, of one word of channels with axis "windows"."""
-        return math.prod(self.size) * (1 if self.tile.axis == "windows" and not self.expanded else self.words)
+        if self.tile.axis != "windows" or self.expanded:
+            return math.prod(self.size) * self.words
+        lines = -(-math.prod(self.size) // CACHE_LINE)
+        return (lines | 1) * CACHE_LINE  # an odd number, so that the words of a pixel do not share few sets of the level-1 cache
 
     @derived
     def copied(self) -> int:

@@ -9,7 +9,7 @@ import math
 
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, Estimate, fma_units
-from im2win.schedules.cpu_dot.geometry import Geometry
+from im2win.schedules.cpu_dot.geometry import CACHE_LINE, Geometry
 from im2win.schedules.cpu_dot.instructions import Instruction, instruction
 from im2win.schedules.cpu_dot.legality import held_bytes_of_step
 from im2win.schedules.cpu_dot.tile import DotTile
@@ -18,8 +18,7 @@ from im2win.spec.conv2d import Conv2d
 LATENCY = 5.0  # cycles of a dot product until its sum can be added to
 TILE, SUM = 12.0, 1.5  # cycles of a register tile beside its products, and of each vector of its sums
 LOOP = 1.0  # cycles of the loops over taps, for each
-TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
-CROSSING = 2.0  # cache lines of a row of an AMX tile that begins anywhere
+TILE_LOAD, TILE_SUM, TILE_START = 13.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
 ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, and until its sums can be added to
 EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
@@ -61,9 +60,8 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     if one.tiles:
         chunks = steps // geometry.chunk
         left, right = tile.cols * _rows(tile.rows) / ROWS, tile.vectors * _rows(geometry.chunk) / ROWS
-        loads = left + right
-        if tile.axis == "windows" and not geometry.expanded:
-            loads += (CROSSING - 1.0) * right
+        lines = _lines_of_row(conv, tile, geometry)
+        loads = left + lines * right if tile.axis == "windows" else lines * left + right
         return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads, PRODUCT) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
@@ -71,6 +69,13 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     step = max(sums / begun, loads / 2.0, LATENCY)
     taps = math.prod(conv.kernel) / (conv.kernel[1] if geometry.over_columns and tile.axis == "channels" else 1)
     return steps * step + LOOP * taps + TILE + SUM * sums
+
+
+def _lines_of_row(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
+    """Cache lines of a row of an AMX tile of inputs: a row that begins at any word mostly crosses the end of one."""
+    across = tile.axis == "windows"
+    aligned = (geometry.expanded or conv.kernel == (1, 1)) if across else geometry.words % CACHE_LINE == 0 == CACHE_LINE % geometry.chunk
+    return 1.0 if aligned else 1.0 + ((CACHE_LINE if across else geometry.chunk) - 1) / CACHE_LINE
 
 
 def _rows(rows: int) -> float:

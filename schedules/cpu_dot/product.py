@@ -154,8 +154,8 @@ class Product:
         inside = geometry.offset(0, u) * geometry.size[1] + geometry.offset(1, v)
         if self._tile.axis != "windows":
             return inside * geometry.words + (0 if self._tile.axis == "depthwise" else w)
-        phase = (w * geometry.phases[0] + geometry.phase(0, u)) * geometry.phases[1] + geometry.phase(1, v)
-        return phase * geometry.plane + inside
+        phase = geometry.phase(0, u) * geometry.phases[1] + geometry.phase(1, v)
+        return (phase * geometry.words + w) * geometry.plane + inside
 
     # --- AMX
 
@@ -215,7 +215,7 @@ class Product:
                 at = place + (self._tap(u, 0, 0) + q * (chunk * distance))
                 step(at, block + (u * run + q * chunk) * taken, distance)
             return
-        distance = geometry.plane * geometry.phases[0] * geometry.phases[1] if across else 1
+        distance = geometry.plane if across else 1
         with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words // chunk) as q:
             at = place + (self._tap(u, v, 0) + q * (chunk * distance))
             step(at, block + ((u * conv.kernel[1] + v) * words + q * chunk) * taken, distance)

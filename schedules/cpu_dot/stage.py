@@ -180,11 +180,11 @@ class Copy:
             with T.serial(count) as w, T.serial(row_phases) as p, T.serial(rows) as r:
                 place = r * geometry.cycles[0] + p * (geometry.cycles[0] // row_phases)
                 row = T.bind(first_row * conv.stride[0] - conv.padding[0] + place * geometry.steps[0])
-                at = ((first + w) * row_phases + p) * col_phases * rows + r
                 channel = first_channel + (first + w) * group
                 source = T.bind(((n * conv.in_channels + channel) * conv.height + row) * conv.width)
                 for phase in range(col_phases):
-                    to = T.bind((at + phase * rows) * (cols * group))
+                    plane = (p * col_phases + phase) * geometry.words + (first + w)
+                    to = T.bind((plane * geometry.plane + r * cols) * group)
                     self._inside(row, partial(self._row, to, source, phase, given), partial(self._fill_run, to, cols * group))
 
         if whole:
