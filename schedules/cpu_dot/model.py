@@ -41,7 +41,7 @@ def estimate(conv: Conv2d, tile: DotTile, machine: Machine) -> Estimate:
     blocks = steps * tile.pass_blocks
     register_tiles = blocks * geometry.lines * geometry.tiles
     group_copies = tile.pass_blocks if tile.axis == "depthwise" else max(tile.pass_blocks // tile.pack.blocks_per_group(conv), 1)
-    moved = conv.bytes_moved
+    moved = conv.bytes_moved - math.prod(conv.filter_shape) * conv.itemsize + _filters_read(conv, tile, passes, steps, machine)
     return Estimate(
         conv=conv,
         product=register_tiles * _register_tile(conv, tile, geometry, one, machine),
@@ -69,6 +69,12 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     step = max(sums / begun, loads / 2.0, LATENCY)
     taps = math.prod(conv.kernel) / (conv.kernel[1] if geometry.over_columns and tile.axis == "channels" else 1)
     return steps * step + LOOP * taps + TILE + SUM * sums
+
+
+def _filters_read(conv: Conv2d, tile: DotTile, passes: int, steps: int, machine: Machine) -> float:
+    """Bytes of filters that cores get from beyond their level-2 caches: a pass once for each of its threads if its filters stay there."""
+    of_pass = 4.0 * tile.pack.steps(conv) * tile.block * tile.pass_blocks
+    return of_pass * (max(passes, min(machine.threads, steps)) if of_pass <= machine.l2_bytes // 2 else steps)
 
 
 def _lines_of_row(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
