@@ -24,10 +24,20 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.compute.dot_product import bits_widened, finished, scaled
+from im2win.compute.dot_product import activated, bits_widened, finished, limited, scaled
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
-from im2win.schedules.cpu_dot.instructions import Instruction, definitions, instruction
+from im2win.schedules.cpu_dot.instructions import (
+    AVX512_LANES,
+    PACKED,
+    Instruction,
+    definitions,
+    instruction,
+    narrowed,
+    narrows,
+    packed,
+    rounded,
+)
 from im2win.schedules.cpu_dot.product import PERMISSION, Product, configure, release
 from im2win.schedules.cpu_dot.stage import Copy
 from im2win.schedules.cpu_dot.tile import DotTile
@@ -179,21 +189,20 @@ class _Kernel:
     # --- the epilogue
 
     def _finish(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr]) -> None:
-        """Stores `width` neighbouring outputs from `at` on.
+        """Stores `width` neighbouring outputs from `at` on: those of a vector, fewer, or `PACKED`.
 
         Args:
             sums: of the first one. number: name -> vector of offsets, biases or scales, in the type that they are used in.
         """
         conv, tensors = self.conv, self.tensors
-        total = load(self.held, sums, width)
-        if self.sums == "int32":
-            total = total + number("offset")
-        if conv.bias:
-            total = total + number("bias")
-        if conv.requantised:
-            total = scaled(total, number("scale"), width)
-        values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
-        vectors.store(values, 0, total, width)
+        if width == PACKED:
+            quarters = [self._whole(at + first, self._scaled(AVX512_LANES, sums + first, number)) for first in range(0, width, AVX512_LANES)]
+            vectors.store(tensors["output"], at, packed(quarters, conv.out_dtype), width)
+            return
+        values = self._scaled(width, sums, number)
+        if width == AVX512_LANES and self._converts:
+            self._convert(at, values)
+            return
 
         def value(lane: Expr) -> Expr:
             return finished(conv, values[lane], tensors["residual"][at + lane] if conv.residual else None)
@@ -203,6 +212,48 @@ class _Kernel:
             return
         with T.vectorized(width) as lane:
             T.buffer_store(tensors["output"], value(lane), [at + lane])
+
+    def _scaled(self, width: int, sums: Expr, number: Callable[[str], Expr]) -> Any:
+        """A buffer of `width` sums with offset and bias, and scaled if outputs are requantised; arguments as for `_finish`."""
+        conv = self.conv
+        total = load(self.held, sums, width)
+        if self.sums == "int32":
+            total = total + number("offset")
+        if conv.bias:
+            total = total + number("bias")
+        if conv.requantised:
+            total = scaled(total, number("scale"), width)
+        values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
+        vectors.store(values, 0, total, width)
+        return values
+
+    @property
+    def _converts(self) -> bool:
+        """Whether outputs are what one instruction of AVX-512 makes of a vector of float32: rounded integers, or bfloat16."""
+        conv = self.conv
+        return ELEMENT_TYPES[conv.out_dtype].limits is not None or (conv.dtype == conv.out_dtype == "bfloat16" and narrows(self.one))
+
+    def _convert(self, at: Expr, values: Any) -> None:
+        """Stores the outputs of a vector of sums of AVX-512, from `at` on."""
+        lanes, output = AVX512_LANES, self.tensors["output"]
+        if self.conv.out_dtype == "bfloat16":
+            vectors.store(output, at, tirx.reinterpret(f"bfloat16x{lanes}", narrowed(self._ready(at, values))), lanes)
+            return
+        vectors.store(output, at, self._whole(at, values).astype(f"{self.conv.out_dtype}x{lanes}"), lanes)
+
+    def _ready(self, at: Expr, values: Any) -> Expr:
+        """A vector of outputs of AVX-512 from `at` on, in float32 and in the range of their type, of its sums."""
+        conv, lanes = self.conv, AVX512_LANES
+        ready = T.alloc_buffer((lanes,), "float32", scope="local")
+        with T.vectorized(lanes) as lane:
+            residual = self.tensors["residual"][at + lane] if conv.residual else None
+            T.buffer_store(ready, limited(conv, activated(conv, values[lane], residual)), [lane])
+        return load(ready, 0, lanes)
+
+    def _whole(self, at: Expr, values: Any) -> Expr:
+        """`_ready` of an integer type, rounded, as int32."""
+        whole, zero = rounded(self._ready(at, values)), self.conv.out_zero_point
+        return whole + vectors.constant(zero, "int32", AVX512_LANES) if zero else whole
 
     def _offset(self, words: Expr, channel: Expr) -> Expr:
         """The offset behind a block's filters, of a channel in the block."""
@@ -262,6 +313,7 @@ class _Kernel:
         out_h, out_w = conv.output_size
         whole = geometry.pitch == out_w  # rows follow one another
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
+        lanes = PACKED if run >= PACKED and self.one.packs and ELEMENT_TYPES[conv.out_dtype].limits is not None else tile.lanes
         with T.serial(tile.block) as c:
             known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
             if self.sums == "int32":
@@ -269,9 +321,9 @@ class _Kernel:
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
             with T.serial(rows) as r:
                 vectors.sweep(
-                    run, tile.lanes,
+                    run, lanes,
                     lambda x, width: self._finish(
                         width, plane + (r * out_w + x), c * geometry.held_line + (r * geometry.pitch + x),
-                        lambda name: vectors.splat(known[name], width),
+                        lambda name: vectors.splat(known[name], min(width, tile.lanes)),
                     ),
                 )  # fmt: skip

@@ -18,7 +18,7 @@ from im2win.spec.conv2d import Conv2d
 MOST_ROWS, MOST_PASSES = 112, 16  # output rows of a step, and steps that share the channels of some rows
 MOST_VECTORS, MOST_COLS = 4, 14
 MOST_EXPANDED = 16  # channels of a group whose words are worth a trial along kernel columns
-LEAST_CHUNK = 4  # words of a row of AMX tiles: products of narrower ones take as long
+LEAST_CHUNK = 3  # words of a row of AMX tiles: products of narrower ones take as long
 
 
 @functools.lru_cache(maxsize=4)
