@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from im2win.spec.conv2d import Conv2d
 Array = npt.NDArray[Any]
 
 WORD = 4  # bytes
-ORDERS = ("steps", "chunks")
+ORDERS = ("steps", "rows", "chunks")
 ALONG = ("channels", "columns")
 MOST_CHUNK = 16  # words of a row of an AMX tile
 _WIDE = {
@@ -52,7 +52,8 @@ class DotPack:
         block: output channels of a block.
         group: elements of a word.
         shift: what a kernel adds to elements, as for `added`.
-        order: "steps": [steps, block], or "chunks": [chunks, block, steps of a chunk], whose channels are the rows of AMX tiles (`chunk`).
+        order: "steps": [steps, block]; "rows": [block, steps], which only older libraries have; or "chunks": [chunks, block, steps of a chunk], whose
+            channels are the rows of AMX tiles (`chunk`).
         across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
         along: what a word has neighbouring elements of: "channels" or kernel "columns".
     """
@@ -63,6 +64,9 @@ class DotPack:
     order: str = "steps"
     across: int = 0
     along: str = "channels"
+
+    LATER: ClassVar[tuple[str, ...]] = ("along",)
+    """Fields that are younger than some manifests: at their default they are left out there."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.group not in (1, 2, 4):
@@ -97,8 +101,8 @@ class DotPack:
         return conv.kernel[1] if words == 1 and conv.dilation[1] % stride == 0 else words
 
     def chunk(self, conv: Conv2d) -> int:
-        """Steps of a chunk: the most that divide a `run` and fit a row of an AMX tile; 1 in the order "steps"."""
-        return chunk_of(self.run(conv)) if self.order == "chunks" else 1
+        """Steps of a chunk: the most that divide a `run` and fit a row of an AMX tile; one or all steps in the other orders."""
+        return {"steps": 1, "rows": self.steps(conv), "chunks": chunk_of(self.run(conv))}[self.order]
 
     def blocks_per_group(self, conv: Conv2d) -> int:
         """Channel blocks of a group."""
