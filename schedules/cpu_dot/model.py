@@ -18,7 +18,9 @@ from im2win.spec.conv2d import Conv2d
 LATENCY = 5.0  # cycles of a dot product until its sum can be added to
 TILE, SUM = 12.0, 1.5  # cycles of a register tile beside its products, and of each vector of its sums
 LOOP = 1.0  # cycles of the loops over taps, for each
-TILE_LOAD, TILE_SUM, TILE_START = 13.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
+TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
+CROSSED = 2.0  # the same, further, of a tile whose rows all cross the end of a cache line, in loads of one
+STREAM_BYTES = 12.0  # bytes of filters a cycle that a core gets from beyond its level-2 cache
 ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, and until its sums can be added to
 EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
@@ -42,9 +44,10 @@ def estimate(conv: Conv2d, tile: DotTile, machine: Machine) -> Estimate:
     register_tiles = blocks * geometry.lines * geometry.tiles
     group_copies = tile.pass_blocks if tile.axis == "depthwise" else max(tile.pass_blocks // tile.pack.blocks_per_group(conv), 1)
     moved = conv.bytes_moved - math.prod(conv.filter_shape) * conv.itemsize + _filters_read(conv, tile, passes, steps, machine)
+    each = _register_tile(conv, tile, geometry, one, machine)
     return Estimate(
         conv=conv,
-        product=register_tiles * _register_tile(conv, tile, geometry, one, machine),
+        product=register_tiles * each + _waits(conv, tile, passes, steps, machine, each),
         write_back=blocks * _written(conv, tile, geometry) + STEP * steps,
         stage=steps * group_copies * _copied(conv, tile, geometry, one),
         cache=blocks * _cache(conv, tile, geometry, machine),
@@ -60,8 +63,7 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     if one.tiles:
         chunks = steps // geometry.chunk
         left, right = tile.cols * _rows(tile.rows) / ROWS, tile.vectors * _rows(geometry.chunk) / ROWS
-        lines = _lines_of_row(conv, tile, geometry)
-        loads = left + lines * right if tile.axis == "windows" else lines * left + right
+        loads = left + right + CROSSED * _crossing(conv, tile, geometry) * (right if tile.axis == "windows" else left)
         return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads, PRODUCT) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
@@ -77,11 +79,20 @@ def _filters_read(conv: Conv2d, tile: DotTile, passes: int, steps: int, machine:
     return of_pass * (max(passes, min(machine.threads, steps)) if of_pass <= machine.l2_bytes // 2 else steps)
 
 
-def _lines_of_row(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
-    """Cache lines of a row of an AMX tile of inputs: a row that begins at any word mostly crosses the end of one."""
+def _waits(conv: Conv2d, tile: DotTile, passes: int, steps: int, machine: Machine, register_tile: float) -> float:
+    """Cycles that the first register tiles of channel blocks wait for filters which do not stay in the level-2 cache between calls."""
+    of_block = 4.0 * tile.pack.steps(conv) * tile.block
+    if of_block * tile.pass_blocks * max(passes // machine.threads, 1) <= machine.l2_bytes // 2:
+        return 0.0
+    blocks = _filters_read(conv, tile, passes, steps, machine) / of_block
+    return blocks * max(of_block / STREAM_BYTES - register_tile, 0.0)
+
+
+def _crossing(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
+    """Share of the rows of AMX tiles of inputs that cross the end of a cache line: most that begin at any word do."""
     across = tile.axis == "windows"
     aligned = (geometry.expanded or conv.kernel == (1, 1)) if across else geometry.words % CACHE_LINE == 0 == CACHE_LINE % geometry.chunk
-    return 1.0 if aligned else 1.0 + ((CACHE_LINE if across else geometry.chunk) - 1) / CACHE_LINE
+    return 0.0 if aligned else ((CACHE_LINE if across else geometry.chunk) - 1) / CACHE_LINE
 
 
 def _rows(rows: int) -> float:
