@@ -10,7 +10,8 @@ parallel (channel pass, n, block of output rows)
 
 The epilogue of AMX tiles follows the product of the next ones, so that neither waits for the other.
 
-With axis "windows" the epilogue follows when all windows of a line (`geometry`) have their sums, since register tiles cross the ends of rows.
+With axis "windows" the epilogue follows when all windows of a line (`geometry`) have their sums, since register tiles may cross the ends of
+rows.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class _Kernel:
         """
         conv, tensors = self.conv, self.tensors
         if width == PACKED:
-            quarters = [self._whole(at + first, self._scaled(AVX512_LANES, sums + first, number)) for first in range(0, width, AVX512_LANES)]
+            firsts = range(0, width, AVX512_LANES)
+            quarters = [self._whole(at + first, self._scaled(AVX512_LANES, sums + first, number)) for first in firsts]
             vectors.store(tensors["output"], at, packed(quarters, conv.out_dtype), width)
             return
         values = self._scaled(width, sums, number)

@@ -28,9 +28,10 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     broken = [f"`{name}` (={getattr(tile, name)}) must be at least 1" for name in COUNTS if getattr(tile, name) < 1]
     if tile.axis != axis_of(conv):
         broken.append(f"`axis` (={tile.axis}) must be {axis_of(conv)}, which the layout {conv.layout} has side by side")
-    if tile.along not in ALONG or (tile.along == "columns" and (tile.axis != "windows" or tile.group == 1 or conv.dilation[1] != 1)):
+    expands = tile.axis == "windows" and tile.group > 1 and conv.dilation[1] == 1
+    if tile.along not in ALONG or (tile.along == "columns" and not expands):
         broken.append(
-            f"`along` (={tile.along}) must be channels, or columns for words of several elements with axis windows and dilation 1 of columns"
+            f"`along` (={tile.along}) must be channels, or columns for words of several elements, axis windows and columns of dilation 1"
         )
     if tile.lanes not in one.lanes:
         broken.append(f"`lanes` (={tile.lanes}) must be one of {', '.join(map(str, one.lanes))} for {one.name}")

@@ -21,7 +21,8 @@ LOOP = 1.0  # cycles of the loops over taps, for each
 TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
 CROSSED = 2.0  # the same, further, of a tile whose rows all cross the end of a cache line, in loads of one
 STREAM_BYTES = 12.0  # bytes of filters a cycle that a core gets from beyond its level-2 cache
-ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, and until its sums can be added to
+ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, half of them for any rows, and until its sums can be added to
+AHEAD = 200.0  # cycles by which a core is ahead with the next register tile of AMX tiles while products wait for sums
 EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
 PIECE = 3.0  # cycles of each further piece of a row's outputs
@@ -63,8 +64,13 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     if one.tiles:
         chunks = steps // geometry.chunk
         left, right = tile.cols * _rows(tile.rows) / ROWS, tile.vectors * _rows(geometry.chunk) / ROWS
-        loads = left + right + CROSSED * _crossing(conv, tile, geometry) * (right if tile.axis == "windows" else left)
-        return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads, PRODUCT) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
+        inputs, filters = (right, left) if tile.axis == "windows" else (left, 0.0)  # what may cross the ends of cache lines
+        crossing = inputs * _crossing(conv, tile, geometry)
+        if CACHE_LINE % geometry.chunk:
+            crossing += filters * (geometry.chunk - 1) / CACHE_LINE
+        loads = left + right + CROSSED * crossing
+        products = max(chunks * max(sums * (ROWS + tile.rows) / 2, TILE_LOAD * loads), PRODUCT * chunks - AHEAD)
+        return products + TILE_SUM * sums * tile.rows / ROWS + TILE_START
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
     loads = tile.vectors + tile.cols * (tile.vectors if tile.axis == "depthwise" else 1)

@@ -30,7 +30,7 @@ KINDS: dict[str, type[Pack]] = {
 
 
 def as_dict(pack: Pack) -> dict[str, Any]:
-    """A packing as plain values, with its kind. Fields in its class's `LATER`, if it has any, are left out where they have their default."""
+    """A packing as plain values, with its kind. Fields in its class's `LATER`, if any, are left out where they have their default."""
     later = {field.name: field.default for field in fields(pack) if field.name in getattr(pack, "LATER", ())}
     values = {name: value for name, value in asdict(pack).items() if name not in later or value != later[name]}
     return {"kind": next(kind for kind, one in KINDS.items() if type(pack) is one), **values}

@@ -39,9 +39,9 @@ class DotPack:
 
     A step of the sum is a kernel row, a kernel column and a word of channels, the last one innermost. Channels that do not fill a group's
     last word are zeros. Words may be those of neighbouring kernel columns instead (`along`), for layers of few channels: a step is a kernel
-    row, a channel and a word of columns, and columns that do not fill a row's last word are zeros. Elements have 32 / `group` bits: filters are converted to int16 or float32, say, where an instruction multiplies
-    those. A block holds the words of `block` output channels; where blocks do not divide a group's channels, its last block is the last
-    channels, some of which the block before has as well.
+    row, a channel and a word of columns, and columns that do not fill a row's last word are zeros. Elements have 32 / `group` bits: filters
+    are converted to int16 or float32, say, where an instruction multiplies those. A block holds the words of `block` output channels; where
+    blocks do not divide a group's channels, its last block is the last channels, some of which the block before has as well.
 
     Behind the words of an integer block are `block` int32, the offsets that sums begin with: minus (`shift` + zero point) times the sum of
     a channel's filters. A kernel adds `shift` to inputs whose sign its instruction does not take (see `added`).
@@ -52,8 +52,8 @@ class DotPack:
         block: output channels of a block.
         group: elements of a word.
         shift: what a kernel adds to elements, as for `added`.
-        order: "steps": [steps, block]; "rows": [block, steps], which only older libraries have; or "chunks": [chunks, block, steps of a chunk], whose
-            channels are the rows of AMX tiles (`chunk`).
+        order: "steps": [steps, block]; "rows": [block, steps], which only older libraries have; or "chunks": [chunks, block, steps of a
+            chunk], whose channels are the rows of AMX tiles (`chunk`).
         across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
         along: what a word has neighbouring elements of: "channels" or kernel "columns".
     """
