@@ -61,16 +61,28 @@ def finished(conv: Conv2d, value: Expr, residual: Expr | None) -> Expr:
     if ELEMENT_TYPES[conv.dtype].integer and not conv.requantised:
         value = value if residual is None else value + residual
         return activations.apply(conv.activation, TensorExpressions("int32"), value)
+    return converted(conv, activated(conv, value, residual))
+
+
+def activated(conv: Conv2d, value: Expr, residual: Expr | None) -> Expr:
+    """`finished` in float32, not yet an output."""
     value = value if residual is None else value + widened(residual)
-    return converted(conv, activations.apply(conv.activation, TensorExpressions(), value))
+    return activations.apply(conv.activation, TensorExpressions(), value)
+
+
+def limited(conv: Conv2d, value: Expr) -> Expr:
+    """A float32 in the range of an integer output's type around its zero point, not yet rounded; any other as it is."""
+    limits = ELEMENT_TYPES[conv.out_dtype].limits
+    if limits is None:
+        return value
+    low, high = (tirx.const(float(limit - conv.out_zero_point), "float32") for limit in limits)
+    return tirx.max(low, tirx.min(high, value))
 
 
 def converted(conv: Conv2d, value: Expr) -> Expr:
     """A float32 as an output: rounded to nearest even, and limited to an integer type's range around its zero point."""
-    limits = ELEMENT_TYPES[conv.out_dtype].limits
-    if limits is not None:
-        low, high = (tirx.const(float(limit - conv.out_zero_point), "float32") for limit in limits)
-        whole = tirx.nearbyint(tirx.max(low, tirx.min(high, value))).astype("int32")
+    if ELEMENT_TYPES[conv.out_dtype].limits is not None:
+        whole = tirx.nearbyint(limited(conv, value)).astype("int32")
         return (whole + tirx.const(conv.out_zero_point, "int32") if conv.out_zero_point else whole).astype(conv.out_dtype)
     return cast(value, conv.out_dtype)
 

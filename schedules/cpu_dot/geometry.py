@@ -3,10 +3,14 @@
 The copy has words of neighbouring channels, and zeros around the input. Kernels of one row or column read only every stride-th row or
 column, and only these are copied.
 
-With axis "windows" it is [word of channels][row phase][column phase][row][column]: of a layer with stride s, the rows y with the same y % s
+With axis "windows" it is [row phase][column phase][word of channels][row][column]: of a layer with stride s, the rows y with the same y % s
 lie together, and so do columns. Neighbouring windows then read neighbouring words, and the windows of a row block are one line: those of
 the next row follow behind the columns that only the last windows of a row read. A register tile may cross the end of a row. Sums at places
 that are no window are dropped.
+
+With axis "windows" and words along the kernel's columns it is [row][channel][word of columns][window]: a window's place holds what it
+reads of the row, so that windows of any stride read neighbouring words, and all steps of the sum are at one distance. Every output row is
+a line of its own, up to whole register tiles.
 
 With the other axes it is [row][column][word]. The windows of a row block are one line in the same way if the stride is 1; else each output
 row is a line of its own.
@@ -19,9 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from im2win.common.caching import derived
-from im2win.schedules.cpu_dot.instructions import TILE_WORDS
+from im2win.packing.cpu_dot import chunk_of
 from im2win.schedules.cpu_dot.tile import DotTile
 from im2win.spec.conv2d import Conv2d
+
+CACHE_LINE = 16  # words
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,13 @@ class Geometry:
 
     @derived
     def words(self) -> int:
-        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise"."""
+        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise"; along columns, of a window's row."""
         return self.tile.block if self.tile.axis == "depthwise" else self.tile.pack.words(self.conv)
+
+    @derived
+    def expanded(self) -> bool:
+        """Whether the copy holds a window's words of columns at its place."""
+        return self.tile.along == "columns"
 
     @derived
     def steps(self) -> tuple[int, int]:
@@ -49,7 +60,7 @@ class Geometry:
     @derived
     def cycles(self) -> tuple[int, int]:
         """Rows and columns that are told apart by their phase: the strides with axis "windows", else 1."""
-        return self.strides if self.tile.axis == "windows" else (1, 1)
+        return self.strides if self.tile.axis == "windows" and not self.expanded else (1, 1)
 
     @derived
     def phases(self) -> tuple[int, int]:
@@ -73,6 +84,8 @@ class Geometry:
     def size(self) -> tuple[int, int]:
         """Rows and columns of a phase of the copy."""
         outputs = self.tile.row_block, self.conv.output_size[1]
+        if self.expanded:
+            return (outputs[0] - 1) * self.strides[0] + int(self.offset(0, self.conv.kernel[0] - 1)) + 1, self.tiles * self.tile.windows
         between = (s // c for s, c in zip(self.strides, self.cycles, strict=True))
         last = (self.offset(axis, self.conv.kernel[axis] - 1) for axis in (0, 1))
         rows, cols = ((n - 1) * s + int(reach) + 1 for n, s, reach in zip(outputs, between, last, strict=True))
@@ -81,7 +94,7 @@ class Geometry:
     @derived
     def flat(self) -> bool:
         """Whether the windows of a row block are one line."""
-        return self.tile.axis == "windows" or self.strides == (1, 1)
+        return not self.expanded and (self.tile.axis == "windows" or self.strides == (1, 1))
 
     @derived
     def lines(self) -> int:
@@ -100,35 +113,44 @@ class Geometry:
 
     @derived
     def tiles(self) -> int:
-        """Register tiles of a line; the last one is the last places, some of which the tile before has as well."""
+        """Register tiles of a line; the last one is the last places, some of which the tile before has as well, unless there is room."""
         return -(-self.line // self.tile.windows)
 
     @derived
     def plane(self) -> int:
         """Words of a phase of the copy, of one word of channels with axis "windows"."""
-        return math.prod(self.size) * (1 if self.tile.axis == "windows" else self.words)
+        if self.tile.axis != "windows" or self.expanded:
+            return math.prod(self.size) * self.words
+        lines = -(-math.prod(self.size) // CACHE_LINE)
+        return (lines | 1) * CACHE_LINE  # an odd number, so that the words of a pixel do not share few sets of the level-1 cache
 
     @derived
     def copied(self) -> int:
         """Words of the copy, with those that a register tile wider than its line reads."""
-        if self.tile.axis != "windows":
+        if self.tile.axis != "windows" or self.expanded:
             return self.plane
         return self.words * math.prod(self.phases) * self.plane + max(self.tile.windows - self.line, 0)
 
     @derived
+    def held_line(self) -> int:
+        """Sums of a line that are kept with axis "windows"."""
+        return self.size[1] if self.expanded else max(self.line, self.tile.windows)
+
+    @derived
     def chunk(self) -> int:
         """Words of a row of an AMX tile of inputs or filters: the most that divide the steps of the sum that lie side by side."""
-        run = self.run
-        return max(words for words in range(1, TILE_WORDS + 1) if run % words == 0)
+        return chunk_of(self.run)
 
     @derived
     def over_columns(self) -> bool:
         """Whether the steps that lie side by side include those of a kernel's row."""
         if self.tile.axis == "windows":
-            return self.words == 1 and self.phases[1] == 1
+            return not self.expanded and self.words == 1 and self.phases[1] == 1
         return self.conv.dilation[1] == 1 or self.conv.kernel[1] == 1
 
     @derived
     def run(self) -> int:
         """Steps of the sum that lie side by side, or at one distance."""
+        if self.tile.axis == "windows":
+            return self.tile.pack.run(self.conv)
         return self.words * (self.conv.kernel[1] if self.over_columns else 1)

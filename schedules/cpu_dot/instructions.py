@@ -6,6 +6,7 @@ bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from im2win.schedules.cpu_dot.vectors import typed
 Expr = Any
 
 SHIFT = 128  # added to int8 inputs of instructions that take unsigned ones, taken off uint8 inputs of those that take signed ones
+AVX512_LANES = 16  # words of a vector; only AVX-512 has so many
+PACKED = 64  # outputs of one byte that a vector holds
 TILE_ROWS, TILE_WORDS, TILES = 16, 16, 8  # of AMX: rows of a tile, words of a row, tile registers
 _BITS = {16: 512, 8: 256, 4: 128}  # of a vector, by words
 _HALVES = {"dpbf16": "@llvm.x86.avx512bf16.dpbf16ps.{bits}", "bfdot": "@llvm.aarch64.neon.bfdot.v4f32.v8bf16"}
@@ -63,6 +66,11 @@ class Instruction:
     def by_element(self, lanes: int) -> bool:
         """Whether it reads one operand as any word of a vector, which then needs no load and no register of its own."""
         return self.name in _BY_ELEMENT and lanes == NEON_LANES
+
+    @property
+    def packs(self) -> bool:
+        """Whether a CPU that has it for vectors of 16 words has AVX512-BW."""
+        return self.name in ("amx", "vnni", "madd")
 
     @property
     def sums(self) -> str:
@@ -133,10 +141,11 @@ def definitions(one: Instruction, lanes: int) -> str:
     if one.name in _SVE and lanes == _SVE_LANES:
         return _of_sve(one)
     if one.name not in _HALVES:
-        return ""
+        return _NARROWED if narrows(one) else ""
+    code = _NARROWED if narrows(one) and lanes == AVX512_LANES else ""
     sums, words, halves = f"<{lanes} x float>", f"<{2 * lanes} x i16>", f"<{2 * lanes} x bfloat>"
     intrinsic = _HALVES[one.name].format(bits=_BITS[lanes])
-    return f"""
+    return f"""{code}
 declare {sums} {intrinsic}({sums}, {halves}, {halves})
 define {sums} @im2win_{one.name}_{lanes}({sums} %s, {words} %x, {words} %w) alwaysinline nounwind {{
   %a = bitcast {words} %x to {halves}
@@ -144,6 +153,42 @@ define {sums} @im2win_{one.name}_{lanes}({sums} %s, {words} %x, {words} %w) alwa
   %r = call {sums} {intrinsic}({sums} %s, {halves} %a, {halves} %b)
   ret {sums} %r
 }}
+"""
+
+
+def narrows(one: Instruction) -> bool:
+    """Whether a CPU that has an instruction has one that rounds vectors of float32 to bfloat16, which takes what is below the normal
+    numbers as zero, as the products do."""
+    return one.name == "dpbf16" or (one.tiles and "bfloat16" in one.dtypes)
+
+
+def narrowed(value: Expr) -> Expr:
+    """The bits of a vector of float32 of AVX-512, rounded to the nearest even bfloat16."""
+    return tirx.call_extern(f"uint16x{AVX512_LANES}", "im2win_narrowed", value)
+
+
+def rounded(value: Expr) -> Expr:
+    """A vector of float32 of AVX-512 as int32, rounded to nearest even, in one instruction: LLVM takes two."""
+    none, all_lanes, current = tirx.Broadcast(tirx.const(0, "int32"), AVX512_LANES), tirx.const(-1, "int16"), tirx.const(4, "int32")
+    return tirx.call_llvm_pure_intrin(f"int32x{AVX512_LANES}", "llvm.x86.avx512.mask.cvtps2dq.512", value, none, all_lanes, current)
+
+
+def packed(quarters: Sequence[Expr], dtype: str) -> Expr:
+    """Four vectors of int32 of AVX-512, in the range of int8 or uint8, as one vector of bytes."""
+    halves = [tirx.call_llvm_pure_intrin("int16x32", "llvm.x86.avx512.packssdw.512", *quarters[first : first + 2]) for first in (0, 2)]
+    name = {"uint8": "llvm.x86.avx512.packuswb.512", "int8": "llvm.x86.avx512.packsswb.512"}[dtype]
+    words = tirx.reinterpret("int32x16", tirx.call_llvm_pure_intrin(f"{dtype}x{PACKED}", name, *halves))
+    # both pack inside lanes of 128 bits, each of which has a word of every quarter
+    return tirx.reinterpret(f"{dtype}x{PACKED}", tirx.Shuffle([words], [4 * lane + quarter for quarter in range(4) for lane in range(4)]))
+
+
+_NARROWED = """
+declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
+define <16 x i16> @im2win_narrowed(<16 x float> %x) alwaysinline nounwind {
+  %b = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %x)
+  %r = bitcast <16 x bfloat> %b to <16 x i16>
+  ret <16 x i16> %r
+}
 """
 
 

@@ -10,7 +10,8 @@ parallel (channel pass, n, block of output rows)
 
 The epilogue of AMX tiles follows the product of the next ones, so that neither waits for the other.
 
-With axis "windows" the epilogue follows when all windows of the row block have their sums, since register tiles cross the ends of rows.
+With axis "windows" the epilogue follows when all windows of a line (`geometry`) have their sums, since register tiles may cross the ends of
+rows.
 """
 
 from __future__ import annotations
@@ -24,10 +25,20 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.compute.dot_product import bits_widened, finished, scaled
+from im2win.compute.dot_product import activated, bits_widened, finished, limited, scaled
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
-from im2win.schedules.cpu_dot.instructions import Instruction, definitions, instruction
+from im2win.schedules.cpu_dot.instructions import (
+    AVX512_LANES,
+    PACKED,
+    Instruction,
+    definitions,
+    instruction,
+    narrowed,
+    narrows,
+    packed,
+    rounded,
+)
 from im2win.schedules.cpu_dot.product import PERMISSION, Product, configure, release
 from im2win.schedules.cpu_dot.stage import Copy
 from im2win.schedules.cpu_dot.tile import DotTile
@@ -134,22 +145,20 @@ class _Kernel:
     def _held_sums(self) -> int:
         """Elements of the buffer of sums."""
         if self.tile.axis == "windows":
-            return self.tile.block * self._line()
+            return self.tile.block * self.geometry.held_line
         return self.tile.block * self.tile.windows * (2 if self.one.tiles else 1)
-
-    def _line(self) -> int:
-        """Places of a line of sums with axis "windows"."""
-        return max(self.geometry.line, self.tile.windows)
 
     def _block(self, n: Expr, first_row: Expr, block: Expr, channel: Expr) -> None:
         """The products and the epilogue of a channel block."""
         geometry, tile = self.geometry, self.tile
         words = T.bind(block * self.block_words)
         if tile.axis == "windows":
-            with T.serial(geometry.tiles) as t:
-                place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
-                self.product.emit(place, words, place, self._line())
-            self._write_lines(n, first_row, words, channel)
+            with T.serial(geometry.lines) as line:
+                with T.serial(geometry.tiles) as t:
+                    place = T.bind(t * tile.windows if geometry.expanded else clamped(t, tile.windows, geometry.tiles, geometry.line))
+                    row = line * (geometry.strides[0] * geometry.words * geometry.size[1]) if geometry.expanded else 0
+                    self.product.emit(T.bind(row + place), words, place, geometry.held_line)
+                self._write_lines(n, first_row + line, words, channel)
             return
         count = geometry.lines * geometry.tiles
         known = self._numbers_of_block(words, channel)
@@ -181,21 +190,21 @@ class _Kernel:
     # --- the epilogue
 
     def _finish(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr]) -> None:
-        """Stores `width` neighbouring outputs from `at` on.
+        """Stores `width` neighbouring outputs from `at` on: those of a vector, fewer, or `PACKED`.
 
         Args:
             sums: of the first one. number: name -> vector of offsets, biases or scales, in the type that they are used in.
         """
         conv, tensors = self.conv, self.tensors
-        total = load(self.held, sums, width)
-        if self.sums == "int32":
-            total = total + number("offset")
-        if conv.bias:
-            total = total + number("bias")
-        if conv.requantised:
-            total = scaled(total, number("scale"), width)
-        values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
-        vectors.store(values, 0, total, width)
+        if width == PACKED:
+            firsts = range(0, width, AVX512_LANES)
+            quarters = [self._whole(at + first, self._scaled(AVX512_LANES, sums + first, number)) for first in firsts]
+            vectors.store(tensors["output"], at, packed(quarters, conv.out_dtype), width)
+            return
+        values = self._scaled(width, sums, number)
+        if width == AVX512_LANES and self._converts:
+            self._convert(at, values)
+            return
 
         def value(lane: Expr) -> Expr:
             return finished(conv, values[lane], tensors["residual"][at + lane] if conv.residual else None)
@@ -205,6 +214,48 @@ class _Kernel:
             return
         with T.vectorized(width) as lane:
             T.buffer_store(tensors["output"], value(lane), [at + lane])
+
+    def _scaled(self, width: int, sums: Expr, number: Callable[[str], Expr]) -> Any:
+        """A buffer of `width` sums with offset and bias, and scaled if outputs are requantised; arguments as for `_finish`."""
+        conv = self.conv
+        total = load(self.held, sums, width)
+        if self.sums == "int32":
+            total = total + number("offset")
+        if conv.bias:
+            total = total + number("bias")
+        if conv.requantised:
+            total = scaled(total, number("scale"), width)
+        values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
+        vectors.store(values, 0, total, width)
+        return values
+
+    @property
+    def _converts(self) -> bool:
+        """Whether outputs are what one instruction of AVX-512 makes of a vector of float32: rounded integers, or bfloat16."""
+        conv = self.conv
+        return ELEMENT_TYPES[conv.out_dtype].limits is not None or (conv.dtype == conv.out_dtype == "bfloat16" and narrows(self.one))
+
+    def _convert(self, at: Expr, values: Any) -> None:
+        """Stores the outputs of a vector of sums of AVX-512, from `at` on."""
+        lanes, output = AVX512_LANES, self.tensors["output"]
+        if self.conv.out_dtype == "bfloat16":
+            vectors.store(output, at, tirx.reinterpret(f"bfloat16x{lanes}", narrowed(self._ready(at, values))), lanes)
+            return
+        vectors.store(output, at, self._whole(at, values).astype(f"{self.conv.out_dtype}x{lanes}"), lanes)
+
+    def _ready(self, at: Expr, values: Any) -> Expr:
+        """A vector of outputs of AVX-512 from `at` on, in float32 and in the range of their type, of its sums."""
+        conv, lanes = self.conv, AVX512_LANES
+        ready = T.alloc_buffer((lanes,), "float32", scope="local")
+        with T.vectorized(lanes) as lane:
+            residual = self.tensors["residual"][at + lane] if conv.residual else None
+            T.buffer_store(ready, limited(conv, activated(conv, values[lane], residual)), [lane])
+        return load(ready, 0, lanes)
+
+    def _whole(self, at: Expr, values: Any) -> Expr:
+        """`_ready` of an integer type, rounded, as int32."""
+        whole, zero = rounded(self._ready(at, values)), self.conv.out_zero_point
+        return whole + vectors.constant(zero, "int32", AVX512_LANES) if zero else whole
 
     def _offset(self, words: Expr, channel: Expr) -> Expr:
         """The offset behind a block's filters, of a channel in the block."""
@@ -259,11 +310,12 @@ class _Kernel:
                 write(row + down, x)
 
     def _write_lines(self, n: Expr, first_row: Expr, words: Expr, channel: Expr) -> None:
-        """The epilogue of all windows of the row block, of one channel after the other."""
+        """The epilogue of all windows of a line, of one channel after the other."""
         conv, tile, geometry = self.conv, self.tile, self.geometry
         out_h, out_w = conv.output_size
         whole = geometry.pitch == out_w  # rows follow one another
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
+        lanes = PACKED if run >= PACKED and self.one.packs and ELEMENT_TYPES[conv.out_dtype].limits is not None else tile.lanes
         with T.serial(tile.block) as c:
             known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
             if self.sums == "int32":
@@ -271,9 +323,9 @@ class _Kernel:
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
             with T.serial(rows) as r:
                 vectors.sweep(
-                    run, tile.lanes,
+                    run, lanes,
                     lambda x, width: self._finish(
-                        width, plane + (r * out_w + x), c * self._line() + (r * geometry.pitch + x),
-                        lambda name: vectors.splat(known[name], width),
+                        width, plane + (r * out_w + x), c * geometry.held_line + (r * geometry.pitch + x),
+                        lambda name: vectors.splat(known[name], min(width, tile.lanes)),
                     ),
                 )  # fmt: skip

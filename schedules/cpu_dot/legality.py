@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from im2win.device.arm import input_registers
 from im2win.device.cpu import Machine
+from im2win.packing.cpu_dot import ALONG
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, NAMES, TILE_ROWS, TILES, Instruction, instruction
 from im2win.schedules.cpu_dot.tile import DotTile, axis_of
@@ -27,6 +28,11 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     broken = [f"`{name}` (={getattr(tile, name)}) must be at least 1" for name in COUNTS if getattr(tile, name) < 1]
     if tile.axis != axis_of(conv):
         broken.append(f"`axis` (={tile.axis}) must be {axis_of(conv)}, which the layout {conv.layout} has side by side")
+    expands = tile.axis == "windows" and tile.group > 1 and conv.dilation[1] == 1
+    if tile.along not in ALONG or (tile.along == "columns" and not expands):
+        broken.append(
+            f"`along` (={tile.along}) must be channels, or columns for words of several elements, axis windows and columns of dilation 1"
+        )
     if tile.lanes not in one.lanes:
         broken.append(f"`lanes` (={tile.lanes}) must be one of {', '.join(map(str, one.lanes))} for {one.name}")
     return broken or [text for holds, text in (*_machine(tile, one, machine), *_fits(conv, tile, machine)) if not holds]
@@ -90,5 +96,5 @@ def _fits(conv: Conv2d, tile: DotTile, machine: Machine) -> list[tuple[bool, str
 def held_bytes_of_step(conv: Conv2d, tile: DotTile) -> int:
     """Bytes that a parallel step copies its input to and keeps sums in."""
     geometry = Geometry(conv, tile)
-    sums = max(geometry.line, tile.windows) if tile.axis == "windows" else tile.windows
+    sums = geometry.held_line if tile.axis == "windows" else tile.windows
     return 4 * (geometry.copied + sums * tile.block)

@@ -9,7 +9,7 @@ import math
 
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, Estimate, fma_units
-from im2win.schedules.cpu_dot.geometry import Geometry
+from im2win.schedules.cpu_dot.geometry import CACHE_LINE, Geometry
 from im2win.schedules.cpu_dot.instructions import Instruction, instruction
 from im2win.schedules.cpu_dot.legality import held_bytes_of_step
 from im2win.schedules.cpu_dot.tile import DotTile
@@ -19,7 +19,11 @@ LATENCY = 5.0  # cycles of a dot product until its sum can be added to
 TILE, SUM = 12.0, 1.5  # cycles of a register tile beside its products, and of each vector of its sums
 LOOP = 1.0  # cycles of the loops over taps, for each
 TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
-ROWS = 16.0  # cycles of a product of AMX tiles of 16 rows
+CROSSED = 2.0  # the same, further, of a tile whose rows all cross the end of a cache line, in loads of one
+STREAM_BYTES = 12.0  # bytes of filters a cycle that a core gets from beyond its level-2 cache
+ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, half of them for any rows, and until its sums can be added to
+AHEAD = 200.0  # cycles by which a core is ahead with the next register tile of AMX tiles while products wait for sums
+EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
 PIECE = 3.0  # cycles of each further piece of a row's outputs
 COPIED = 2.0  # cycles of 64 copied bytes
@@ -40,10 +44,11 @@ def estimate(conv: Conv2d, tile: DotTile, machine: Machine) -> Estimate:
     blocks = steps * tile.pass_blocks
     register_tiles = blocks * geometry.lines * geometry.tiles
     group_copies = tile.pass_blocks if tile.axis == "depthwise" else max(tile.pass_blocks // tile.pack.blocks_per_group(conv), 1)
-    moved = conv.bytes_moved
+    moved = conv.bytes_moved - math.prod(conv.filter_shape) * conv.itemsize + _filters_read(conv, tile, passes, steps, machine)
+    each = _register_tile(conv, tile, geometry, one, machine)
     return Estimate(
         conv=conv,
-        product=register_tiles * _register_tile(conv, tile, geometry, one, machine),
+        product=register_tiles * each + _waits(conv, tile, passes, steps, machine, each),
         write_back=blocks * _written(conv, tile, geometry) + STEP * steps,
         stage=steps * group_copies * _copied(conv, tile, geometry, one),
         cache=blocks * _cache(conv, tile, geometry, machine),
@@ -58,14 +63,42 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     steps, sums = tile.pack.steps(conv), tile.accumulators
     if one.tiles:
         chunks = steps // geometry.chunk
-        loads = tile.cols * _rows(tile.rows) / ROWS + tile.vectors * _rows(geometry.chunk) / ROWS
-        return chunks * max(sums * _rows(tile.rows), TILE_LOAD * loads) + TILE_SUM * sums * tile.rows / ROWS + TILE_START
+        left, right = tile.cols * _rows(tile.rows) / ROWS, tile.vectors * _rows(geometry.chunk) / ROWS
+        inputs, filters = (right, left) if tile.axis == "windows" else (left, 0.0)  # what may cross the ends of cache lines
+        crossing = inputs * _crossing(conv, tile, geometry)
+        if CACHE_LINE % geometry.chunk:
+            crossing += filters * (geometry.chunk - 1) / CACHE_LINE
+        loads = left + right + CROSSED * crossing
+        products = max(chunks * max(sums * (ROWS + tile.rows) / 2, TILE_LOAD * loads), PRODUCT * chunks - AHEAD)
+        return products + TILE_SUM * sums * tile.rows / ROWS + TILE_START
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
     loads = tile.vectors + tile.cols * (tile.vectors if tile.axis == "depthwise" else 1)
     step = max(sums / begun, loads / 2.0, LATENCY)
     taps = math.prod(conv.kernel) / (conv.kernel[1] if geometry.over_columns and tile.axis == "channels" else 1)
     return steps * step + LOOP * taps + TILE + SUM * sums
+
+
+def _filters_read(conv: Conv2d, tile: DotTile, passes: int, steps: int, machine: Machine) -> float:
+    """Bytes of filters that cores get from beyond their level-2 caches: a pass once for each of its threads if its filters stay there."""
+    of_pass = 4.0 * tile.pack.steps(conv) * tile.block * tile.pass_blocks
+    return of_pass * (max(passes, min(machine.threads, steps)) if of_pass <= machine.l2_bytes // 2 else steps)
+
+
+def _waits(conv: Conv2d, tile: DotTile, passes: int, steps: int, machine: Machine, register_tile: float) -> float:
+    """Cycles that the first register tiles of channel blocks wait for filters which do not stay in the level-2 cache between calls."""
+    of_block = 4.0 * tile.pack.steps(conv) * tile.block
+    if of_block * tile.pass_blocks * max(passes // machine.threads, 1) <= machine.l2_bytes // 2:
+        return 0.0
+    blocks = _filters_read(conv, tile, passes, steps, machine) / of_block
+    return blocks * max(of_block / STREAM_BYTES - register_tile, 0.0)
+
+
+def _crossing(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
+    """Share of the rows of AMX tiles of inputs that cross the end of a cache line: most that begin at any word do."""
+    across = tile.axis == "windows"
+    aligned = (geometry.expanded or conv.kernel == (1, 1)) if across else geometry.words % CACHE_LINE == 0 == CACHE_LINE % geometry.chunk
+    return 0.0 if aligned else ((CACHE_LINE if across else geometry.chunk) - 1) / CACHE_LINE
 
 
 def _rows(rows: int) -> float:
@@ -89,6 +122,8 @@ def _copied(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruction) -
     """Cycles to copy a row block's input for a group."""
     words, channels = geometry.copied, conv.in_channels // conv.groups
     vectors = words * 4 / 64
+    if geometry.expanded:
+        return geometry.size[0] * geometry.words * (6.0 + -(-conv.output_size[1] // 16) * EXPANDED)
     if tile.axis == "windows":
         rows = geometry.words * math.prod(geometry.phases) * geometry.size[0]
         far = geometry.steps[1] * geometry.cycles[1]

@@ -140,24 +140,27 @@ class Product:
                 k = q * together
                 step(place + (geometry.offset(0, u) * geometry.size[1] * words + k), block + (u * run + k) * pack.block)
             return
-        with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words // together) as q:
+        columns = 1 if geometry.expanded else conv.kernel[1]
+        with T.serial(conv.kernel[0]) as u, T.serial(columns) as v, T.serial(words // together) as q:
             w = q * together
-            taken = ((u * conv.kernel[1] + v) * words + w) * pack.block
+            taken = ((u * columns + v) * words + w) * pack.block
             step(place + self._tap(u, v, w), block + taken)
 
     def _tap(self, u: Expr, v: Expr, w: Expr) -> Expr:
         """Words of the copy from a window's first to what a tap reads of its word `w` of channels."""
         geometry = self._geometry
+        if geometry.expanded:
+            return (geometry.offset(0, u) * geometry.words + w) * geometry.size[1]
         inside = geometry.offset(0, u) * geometry.size[1] + geometry.offset(1, v)
         if self._tile.axis != "windows":
             return inside * geometry.words + (0 if self._tile.axis == "depthwise" else w)
-        phase = (w * geometry.phases[0] + geometry.phase(0, u)) * geometry.phases[1] + geometry.phase(1, v)
-        return phase * geometry.plane + inside
+        phase = geometry.phase(0, u) * geometry.phases[1] + geometry.phase(1, v)
+        return (phase * geometry.words + w) * geometry.plane + inside
 
     # --- AMX
 
     def _tiles(self, place: Expr, block: Expr, sums: Expr, sum_distance: int) -> None:
-        tile, geometry, conv, one = self._tile, self._geometry, self._conv, self._one
+        tile, geometry, one = self._tile, self._geometry, self._one
         across = tile.axis == "windows"
         rows, cols = tile.cols, tile.vectors
         registers = Registers(rows, cols)
@@ -169,7 +172,7 @@ class Product:
             left, right = (taps, data) if across else (data, taps)
             filters, copy = (self._filters, self._stored), (self._copy, one.group)  # with the elements of a word
             (left_buffer, left_word), (right_buffer, right_word) = (filters, copy) if across else (copy, filters)
-            left_distance = tile.pack.steps(conv) if across else geometry.strides[1] * geometry.words
+            left_distance = geometry.chunk if across else geometry.strides[1] * geometry.words
             right_distance = data_distance if across else tile.pack.block
             for i in range(rows):
                 at = (left + i * tile.rows * left_distance) * left_word
@@ -199,14 +202,20 @@ class Product:
         geometry, conv, pack = self._geometry, self._conv, self._tile.pack
         words, run, chunk = pack.words(conv), geometry.run, geometry.chunk
         across = self._tile.axis == "windows"
-        taken = 1 if across else pack.block  # words of the filters from one step to the next
+        taken = pack.block  # words of the filters for a step
+        if geometry.expanded:
+            distance = geometry.size[1]
+            with T.serial(pack.steps(conv) // run) as u, T.serial(run // chunk) as q:
+                at = place + (geometry.offset(0, u) * geometry.words + q * chunk) * distance
+                step(at, block + (u * run + q * chunk) * taken, distance)
+            return
         if geometry.over_columns:
             distance = geometry.offset(1, 1) if across else 1
             with T.serial(conv.kernel[0]) as u, T.serial(run // chunk) as q:
                 at = place + (self._tap(u, 0, 0) + q * (chunk * distance))
                 step(at, block + (u * run + q * chunk) * taken, distance)
             return
-        distance = geometry.plane * geometry.phases[0] * geometry.phases[1] if across else 1
+        distance = geometry.plane if across else 1
         with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words // chunk) as q:
             at = place + (self._tap(u, v, 0) + q * (chunk * distance))
             step(at, block + ((u * conv.kernel[1] + v) * words + q * chunk) * taken, distance)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from im2win.device.cpu import Machine
+from im2win.packing.cpu_dot import ALONG
 from im2win.schedules.cpu.space import divisors, even_tiles
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, TILE_ROWS, Instruction
@@ -16,7 +17,8 @@ from im2win.spec.conv2d import Conv2d
 
 MOST_ROWS, MOST_PASSES = 112, 16  # output rows of a step, and steps that share the channels of some rows
 MOST_VECTORS, MOST_COLS = 4, 14
-LEAST_CHUNK = 4  # words of a row of AMX tiles: products of narrower ones take as long
+MOST_EXPANDED = 16  # channels of a group whose words are worth a trial along kernel columns
+LEAST_CHUNK = 3  # words of a row of AMX tiles: products of narrower ones take as long
 
 
 @functools.lru_cache(maxsize=4)
@@ -54,8 +56,17 @@ def _row_blocks(conv: Conv2d) -> list[int]:
 
 def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterator[DotTile]:
     """Register tiles of an instruction, with one row and one channel block in a step."""
-    axis, (_, out_w) = axis_of(conv), conv.output_size
-    base = DotTile(one.name, one.group, axis, 16, 1, 1, 1, 1, 1)
+    axis = axis_of(conv)
+    few = conv.in_channels // conv.groups <= MOST_EXPANDED
+    for along in ALONG:
+        base = DotTile(one.name, one.group, axis, 16, 1, 1, 1, 1, 1, along)
+        if along == "channels" or (few and axis == "windows" and one.group > 1 and conv.dilation[1] == 1 and conv.kernel[1] > 1):
+            yield from _tiles_along(conv, one, machine, base)
+
+
+def _tiles_along(conv: Conv2d, one: Instruction, machine: Machine, base: DotTile) -> Iterator[DotTile]:
+    """Register tiles whose words are those of `base`."""
+    axis, out_w = base.axis, conv.output_size[1]
     channels = conv.out_channels if axis == "depthwise" else conv.out_channels // conv.groups
     if one.tiles:
         if Geometry(conv, base).chunk < LEAST_CHUNK:
@@ -68,7 +79,7 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
     def fits(tile: DotTile) -> bool:
         return tile.accumulators + operand_registers(tile, one, machine) <= machine.registers
 
-    for lanes in _lanes(conv, one, machine, axis, channels):
+    for lanes in _lanes(conv, one, machine, base, channels):
         for vectors in range(1, MOST_VECTORS + 1):
             if axis == "windows":
                 most = min(MOST_COLS, channels)
@@ -95,13 +106,13 @@ def _tile_rows(conv: Conv2d, axis: str, channels: int) -> list[int]:
     return sorted({min(TILE_ROWS, line), TILE_ROWS, -(-line // -(-line // TILE_ROWS))})
 
 
-def _lanes(conv: Conv2d, one: Instruction, machine: Machine, axis: str, channels: int) -> list[int]:
+def _lanes(conv: Conv2d, one: Instruction, machine: Machine, base: DotTile, channels: int) -> list[int]:
     """Lanes worth a trial: the most that the machine has, and fewer where windows or channels do not fill those."""
     able = [lanes for lanes in one.lanes if lanes <= machine.lanes and not one.missing(machine, lanes)]
-    if axis != "windows":
+    if base.axis != "windows":
         filled = [lanes for lanes in able if lanes <= channels]
         return [lanes for lanes in filled if lanes == filled[0] or (channels % (2 * lanes) and channels % lanes == 0)]
-    probe = DotTile(one.name, one.group, axis, 1, 1, 1, 1, min(conv.output_size[0], 8), 1)
+    probe = replace(base, lanes=1, row_block=min(conv.output_size[0], 8))
     line = Geometry(conv, probe).line
     return [lanes for lanes in able if lanes == able[0] or line <= lanes]
 

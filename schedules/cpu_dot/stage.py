@@ -7,6 +7,7 @@ the instruction multiplies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ Expr = Any
 
 WIDTH = {"uint8": 64, "int16": 32, "uint16": 32, "int32": 16, "float32": 16}  # elements of the vectors that are copied
 PIXELS = 16  # neighbouring pixels that are copied at a time from planes, or of few channels
+MOST_SPREAD = 64  # neighbouring elements of a row out of which words of columns are taken at a time
 MOST_EXPANDED = 4  # elements of such a pixel in the copy
 
 
@@ -42,7 +44,7 @@ class Copy:
 
     def emit(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Emits the copy for the output rows from `first_row` on; `first_channel` of the input is the first one that is copied."""
-        copy = self._planes if self._geometry.tile.axis == "windows" else self._pixels
+        copy = self._columns if self._geometry.expanded else self._planes if self._geometry.tile.axis == "windows" else self._pixels
         copy(n, first_row, first_channel)
 
     # --- what all axes share
@@ -66,16 +68,18 @@ class Copy:
     def _filled(self, lanes: int) -> Expr:
         return constant(self._fill % 256 if self._staged == "uint8" else self._fill, self._staged, lanes)
 
-    def _fill_run(self, at: Expr, count: int) -> None:
-        """Fills `count` elements of the copy with what stands for zero."""
+    def _fill_run(self, at: Expr, count: int, to: Any = None) -> None:
+        """Fills `count` elements of the copy, or of another buffer, with what stands for zero."""
+        to = self._copy if to is None else to
         if count > 0:
-            vectors.sweep(count, WIDTH[self._staged], lambda first, width: store(self._copy, at + first, self._filled(width), width))
+            vectors.sweep(count, WIDTH[self._staged], lambda first, width: store(to, at + first, self._filled(width), width))
 
-    def _copy_run(self, at: Expr, source: Expr, count: int) -> None:
-        """Copies `count` neighbouring elements."""
+    def _copy_run(self, at: Expr, source: Expr, count: int, to: Any = None) -> None:
+        """Copies `count` neighbouring elements to the copy, or to another buffer."""
+        to = self._copy if to is None else to
         vectors.sweep(
             count, WIDTH[self._staged],
-            lambda first, width: store(self._copy, at + first, self._converted(self._given(source + first, width), width), width),
+            lambda first, width: store(to, at + first, self._converted(self._given(source + first, width), width), width),
         )  # fmt: skip
 
     def _valid(self, axis: int, cycle: int, phase: int, size: int) -> tuple[int, int]:
@@ -176,17 +180,79 @@ class Copy:
             with T.serial(count) as w, T.serial(row_phases) as p, T.serial(rows) as r:
                 place = r * geometry.cycles[0] + p * (geometry.cycles[0] // row_phases)
                 row = T.bind(first_row * conv.stride[0] - conv.padding[0] + place * geometry.steps[0])
-                at = ((first + w) * row_phases + p) * col_phases * rows + r
                 channel = first_channel + (first + w) * group
                 source = T.bind(((n * conv.in_channels + channel) * conv.height + row) * conv.width)
                 for phase in range(col_phases):
-                    to = T.bind((at + phase * rows) * (cols * group))
+                    plane = (p * col_phases + phase) * geometry.words + (first + w)
+                    to = T.bind((plane * geometry.plane + r * cols) * group)
                     self._inside(row, partial(self._row, to, source, phase, given), partial(self._fill_run, to, cols * group))
 
         if whole:
             words(tirx.const(0, "int32"), whole, group)
         if channels % group:
             words(tirx.const(whole, "int32"), 1, channels % group)
+
+    def _columns(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
+        """Copies words of the kernel's columns for every window of a row, by way of padded rows if the layer has padding of columns."""
+        geometry, conv, group = self._geometry, self._conv, self._group
+        rows, cols = geometry.size
+        channels, out_w, kernel = conv.in_channels // conv.groups, conv.output_size[1], conv.kernel[1]
+        words, read = -(-kernel // group), (out_w - 1) * conv.stride[1] + kernel  # of a channel's row; elements of it that windows read
+        padded = T.alloc_buffer((channels * read,), self._staged) if conv.padding[1] or conv.padding[3] else None
+
+        def each(emit: Callable[[Expr, Expr], None], row: Expr) -> None:
+            """Emits for every channel, of which it is told where the row begins in the input."""
+            with T.serial(channels) as c:
+                emit(c, T.bind(((n * conv.in_channels + first_channel + c) * conv.height + row) * conv.width))
+
+        def pad(c: Expr, source: Expr) -> None:
+            given = min(conv.width, read - conv.padding[1])
+            self._fill_run(c * read, conv.padding[1], padded)
+            self._copy_run(c * read + conv.padding[1], source, given, padded)
+            self._fill_run(c * read + (conv.padding[1] + given), read - conv.padding[1] - given, padded)
+
+        with T.serial(rows) as r:
+            row = T.bind(first_row * conv.stride[0] - conv.padding[0] + r * geometry.steps[0])
+
+            def windows(c: Expr, source: Expr) -> None:
+                first = source if padded is None else c * read
+                for word in range(words):
+                    to = T.bind(((r * channels + c) * words + word) * (cols * group))
+                    start, elements = T.bind(first + word * group), min(group, kernel - word * group)
+                    vectors.sweep(out_w, self._expanded_lanes, partial(self._expand_windows, to, start, elements, padded))
+
+            def copied() -> None:
+                if padded is not None:
+                    each(pad, row)
+                each(windows, row)
+
+            def zeros() -> None:
+                with T.serial(channels * words) as word:
+                    self._fill_run((r * (channels * words) + word) * (cols * group), out_w * group)
+
+            self._inside(row, copied, zeros)
+
+    @property
+    def _expanded_lanes(self) -> int:
+        """Windows whose words of columns are taken out of vectors at a time."""
+        return max(lanes for lanes in (1, 2, 4, 8, PIXELS) if (lanes - 1) * self._conv.stride[1] + self._group <= MOST_SPREAD)
+
+    def _expand_windows(self, to: Expr, start: Expr, elements: int, padded: Any, x: Expr, lanes: int) -> None:
+        """Copies the words of neighbouring windows: of each, `elements` neighbouring ones of a row, and zeros for the rest of a word."""
+        group, stride = self._group, self._conv.stride[1]
+        count = (lanes - 1) * stride + elements
+        width = 1 << (count.bit_length() - 1)
+        starts = [0] if width == count else [0, count - width]
+        if padded is None:
+            given = [self._converted(self._given(start + (x * stride + first), width), width) for first in starts]
+        else:
+            given = [load(padded, start + (x * stride + first), width) for first in starts]
+        places = [lane * stride + e if e < elements else -1 for lane in range(lanes) for e in range(group)]
+        # what the second vector has as well is taken from the first
+        picks = [len(starts) * width if at < 0 else at if at < width else width + at - starts[-1] for at in places]
+        same = len(given) == 1 and picks == list(range(width))
+        words = given[0] if same else tirx.Shuffle([*given, self._filled(lanes * group)], picks)  # no wider than what it picks from
+        store(self._copy, to + x * group, words, lanes * group)
 
     def _row(self, at: Expr, source: Expr, phase: int, given: int) -> None:
         """Copies a row of a phase from the planes of `given` channels."""

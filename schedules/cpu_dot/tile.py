@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from im2win.common.caching import derived, hashed_once
 from im2win.packing.cpu_dot import DotPack
@@ -35,7 +35,10 @@ class DotTile(PlainTile):
     rows: rows of an AMX tile; 1 for vectors.
     row_block: output rows of one parallel step, whose input is copied once.
     pass_blocks: channel blocks that a parallel step computes: a part of a group's, or those of several whole groups.
+    along: what a word has neighbouring elements of: "channels", or kernel "columns" with axis "windows".
     """
+
+    LATER: ClassVar[tuple[str, ...]] = ("along",)
 
     instruction: str
     group: int
@@ -46,6 +49,7 @@ class DotTile(PlainTile):
     rows: int
     row_block: int
     pass_blocks: int
+    along: str = "channels"
 
     @derived
     def block(self) -> int:
@@ -66,17 +70,17 @@ class DotTile(PlainTile):
     def pack(self) -> DotPack:
         """The packing of filters for this tile."""
         shift = next((one.shift for one in INSTRUCTIONS if one.name == self.instruction and one.group == self.group), 0)
-        order = "rows" if self.instruction == "amx" and self.axis == "windows" else "steps"
-        return DotPack(self.block, self.group, shift, order, int(self.axis == "depthwise"))
+        order = "chunks" if self.instruction == "amx" and self.axis == "windows" else "steps"
+        return DotPack(self.block, self.group, shift, order, int(self.axis == "depthwise"), self.along)
 
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """The register tile: the tuner begins with one tile of each."""
-        return self.instruction, self.axis, self.lanes, self.vectors, self.cols, self.rows
+        return self.instruction, self.axis, self.lanes, self.vectors, self.cols, self.rows, self.along
 
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
         return {
             "windows": self.axis == "windows", "lanes": self.lanes, "vectors": self.vectors, "rows": self.rows, "cols": self.cols,
-            "row_block": self.row_block,
+            "row_block": self.row_block, "columns": self.along == "columns",
         }  # fmt: skip

@@ -315,6 +315,7 @@ REFUSED = [
     ({"cols": 14, "vectors": 3}, "sums and operands (=46) must fit the 32 registers"),
     ({"row_block": 15}, "`row_block` (=15) must be at most the output's rows (=14)"),
     ({"vectors": 5, "cols": 1}, "the block (=80) must be at most a group's channels (=64)"),
+    ({"along": "columns"}, "`along` (=columns) must be channels, or columns for words of several elements, axis windows"),
     ({"pass_blocks": 3}, "`pass_blocks` (=3) must divide a group's channel blocks (=2)"),
 ]
 
@@ -345,13 +346,15 @@ def test_packing() -> None:
     """Words in the instruction's order, the last block overlapping, offsets behind them; a manifest keeps the packing."""
     conv = Conv2d(1, 5, 4, 4, 6, (1, 2), dtype="int8", zero_point=3)
     w = dot_tensors(conv)["filter"]
-    for order in ("steps", "rows"):
+    for order in ("steps", "rows", "chunks"):
         pack = DotPack(4, 4, 128, order)
         assert pack.shape(conv) == (2, (4 + 1) * 4 * 4) and pack.starts(conv) == [0, 2]
         packed = pack.filter(conv, w)
         assert packed.shape == pack.shape(conv) and packed.dtype == np.int8 and codec.from_dict(codec.as_dict(pack)) == pack
         words = packed[:, : 4 * 4 * 4].reshape(2, 4, 4, 4)
-        words = words if order == "rows" else words.transpose(0, 2, 1, 3)
+        words = words.transpose(0, 2, 1, 3) if order == "steps" else words  # the 4 steps are one chunk, or two of one kernel column
+        if order == "chunks":
+            words = packed[:, : 4 * 4 * 4].reshape(2, 2, 4, 2, 4).transpose(0, 2, 1, 3, 4).reshape(2, 4, 4, 4)
         for block, first in enumerate((0, 2)):
             for channel in range(4):
                 taps = w[first + channel].transpose(1, 2, 0).reshape(2, 5)  # [kernel column, input channel]
@@ -361,6 +364,84 @@ def test_packing() -> None:
         assert np.array_equal(offsets[1], -131 * w[2:].astype(int).sum(axis=(1, 2, 3)))
     with pytest.raises(ValueError, match="`group` \\(=3\\)"):
         DotPack(4, 3)
+
+
+def test_packing_of_words_along_kernel_columns() -> None:
+    """Steps are [row, channel, word of columns]; chunks divide the steps of all rows, which lie at one distance in the copy."""
+    conv = Conv2d(1, 3, 9, 40, 6, (3, 5), dtype="uint8", zero_point=3)
+    w = dot_tensors(conv)["filter"]
+    pack = DotPack(4, 4, 0, "chunks", 0, "columns")
+    assert (pack.words(conv), pack.steps(conv), pack.run(conv), pack.chunk(conv)) == (6, 18, 18, 9)
+    assert pack.run(conv.with_(dilation=(2, 1))) == 6 and codec.from_dict(codec.as_dict(pack)) == pack
+    assert "along" not in codec.as_dict(DotPack(4, 4)) and codec.from_dict({"kind": "dot", "block": 4, "group": 4}).along == "channels"
+    packed = pack.filter(conv, w)
+    words = packed[:, : 18 * 4 * 4].reshape(2, 2, 4, 9, 4).transpose(0, 2, 1, 3, 4).reshape(2, 4, 3, 3, 8)  # .., row, channel, column
+    for block, first in enumerate((0, 2)):
+        assert np.array_equal(words[block, ..., :5], w[first : first + 4].transpose(0, 2, 1, 3)) and not words[block, ..., 5:].any()
+    offsets = np.ascontiguousarray(packed[:, 18 * 4 * 4 :]).view(np.int32)
+    assert np.array_equal(offsets[1], -3 * w[2:].astype(int).sum(axis=(1, 2, 3)))
+    with pytest.raises(ValueError, match="`along` \\(='rows'\\)"):
+        DotPack(4, 4, along="rows")
+
+
+EXPANDED = [
+    ("n2-c3x19x71-k24x7x7-s2-p3-bias", "a stem with padding"), ("n1-c3x30x144-k32x11x11-s4", "a stem without"),
+    ("n1-c4x12x50-k17x3x3-p1.0.2.1", "four sides, stride 1"), ("n1-c6x14x105-k64x5x5-g2-s1x3-p2", "groups"),
+    ("n1-c2x35x540-k16x3x16-s16-p1", "windows far from each other"), ("n1-c4x12x40-k16x3x3-d2x1-p1", "rows with dilation"),
+]  # fmt: skip
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16"])
+@pytest.mark.parametrize("key", [row[0] for row in EXPANDED], ids=[row[1] for row in EXPANDED])
+def test_words_along_kernel_columns(key: str, dtype: str) -> None:
+    """Exactly, with what stands for zero around inputs and behind the kernel's last column."""
+    changes = {"int8": {"out_dtype": "int8", "zero_point": -7, "out_zero_point": 5}, "uint8": {"zero_point": 131}}.get(dtype, {})
+    conv = Conv2d.parse(key).with_(dtype=dtype, **changes)
+    known = (one for one in INSTRUCTIONS if dtype in one.dtypes and one.name in able(dtype, host()))
+    several = [one for one in known if one.group > 1]
+    if not several:
+        pytest.skip(f"no instruction for words of {dtype} here")
+    for one in several:
+        sizes = (2, 2, 8) if one.tiles else (2, 4, 1)
+        lanes = max(lanes for lanes in one.lanes if lanes <= host().lanes)
+        tile = DotTile(one.name, one.group, "windows", lanes, *sizes, 3, 1, "columns")
+        assert violations(conv, tile, host()) == []
+        check(conv, tile)
+
+
+def test_what_no_word_of_columns_has_is_not_multiplied() -> None:
+    """An infinite input beside a window does not reach its output, although the window's last word has one element more than it."""
+    conv = Conv2d(1, 1, 1, 40, 16, (1, 3), dtype="bfloat16")
+    name = next((name for name in ("amx", "dpbf16") if name in able("bfloat16", host())), None)
+    if name is None:
+        pytest.skip("no instruction for two bfloat16 here")
+    one = instruction(name, "bfloat16")
+    assert one is not None
+    x, w = np.ones(conv.input_shape, np.float32), np.ones(conv.filter_shape, np.float32)
+    x[..., 20] = np.inf
+    op = build_tile(conv, NAME, DotTile(name, 2, "windows", 16, 1, 1, 16 if one.tiles else 1, 1, 1, "columns"), host())
+    y = op(x.astype("bfloat16"), w.astype("bfloat16")).astype(np.float32)
+    assert np.array_equal(np.isinf(y[0, 0, 0]), np.isin(np.arange(38), [18, 19, 20])) and (y[np.isfinite(y)] == 3).all()
+
+
+def test_outputs_of_avx512_are_rounded_and_packed_in_few_instructions() -> None:
+    """One instruction rounds a vector; bytes of four vectors are packed and stored at once where a row has so many windows."""
+    for key, wanted in (("n1-c64x14x80-k64x1x1-uint8", "vpackuswb"), ("n1-c64x14x80-k64x1x1-bfloat16-NHWC", "vcvtneps2bf16")):
+        conv = Conv2d.parse(key)
+        conv = conv.with_(out_dtype="uint8") if conv.dtype == "uint8" else conv
+        one = instruction("amx", conv.dtype)
+        assert one is not None
+        code = assembly(conv, DotTile("amx", one.group, axis_of(conv), 16, 2, 2, 16, 1, 1), SERVER)
+        assert wanted in code and "vrndscaleps" not in code and "vcmp" not in code
+
+
+def test_defaults_of_stems() -> None:
+    """Layers of three channels first are multiplied in AMX tiles of words of kernel columns."""
+    for dtype in ("uint8", "bfloat16"):
+        for key in ("n1-c3x227x227-k96x11x11-s4", "n1-c3x224x224-k64x7x7-s2-p3", "n1-c3x224x224-k64x3x3"):
+            tile = default_tile(Conv2d.parse(key).with_(dtype=dtype), NAME, SERVER)[1]
+            assert (tile.instruction, tile.along) == ("amx", "columns")
 
 
 def test_calls_name_what_is_wrong() -> None:

@@ -32,8 +32,10 @@ KINDS: dict[str, type[Pack]] = {
 
 
 def as_dict(pack: Pack) -> dict[str, Any]:
-    """A packing as plain values, with its kind."""
-    return {"kind": next(kind for kind, one in KINDS.items() if type(pack) is one), **asdict(pack)}
+    """A packing as plain values, with its kind. Fields in its class's `LATER`, if any, are left out where they have their default."""
+    later = {field.name: field.default for field in fields(pack) if field.name in getattr(pack, "LATER", ())}
+    values = {name: value for name, value in asdict(pack).items() if name not in later or value != later[name]}
+    return {"kind": next(kind for kind, one in KINDS.items() if type(pack) is one), **values}
 
 
 def from_dict(values: Any) -> Pack:
@@ -51,7 +53,7 @@ def from_dict(values: Any) -> Pack:
     if not needed <= set(numbers) <= set(names):
         raise ValueError(f"pack: fields {sorted(numbers)} must be {sorted(names)}.")
     for name, value in numbers.items():
-        wanted = str if name in ("form", "order", "scales") else int
+        wanted = str if name in ("form", "order", "scales", "along") else int
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise ValueError(f"pack: `{name}` (={value!r}) must be of type {wanted.__name__}.")
     return kind(**numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ from im2win.spec.conv2d import Conv2d
 Array = npt.NDArray[Any]
 
 WORD = 4  # bytes
-ORDERS = ("steps", "rows")
+ORDERS = ("steps", "rows", "chunks")
+ALONG = ("channels", "columns")
+MOST_CHUNK = 16  # words of a row of an AMX tile
 _WIDE = {
     ("int8", 4): "int8", ("int8", 2): "int16", ("int8", 1): "int32",
     ("bfloat16", 2): "bfloat16", ("bfloat16", 1): "float32", ("float16", 1): "float32",
@@ -26,14 +28,20 @@ def added(shift: int, dtype: str) -> int:
     return shift if dtype == ("int8" if shift > 0 else "uint8") else 0
 
 
+def chunk_of(run: int) -> int:
+    """The most words that divide a run and fit a row of an AMX tile."""
+    return max(words for words in range(1, MOST_CHUNK + 1) if run % words == 0)
+
+
 @dataclass(frozen=True)
 class DotPack:
     """Filters as blocks of words of 32 bits, each with `group` neighbouring input channels of one tap and output channel.
 
     A step of the sum is a kernel row, a kernel column and a word of channels, the last one innermost. Channels that do not fill a group's
-    last word are zeros. Elements have 32 / `group` bits: filters are converted to int16 or float32, say, where an instruction multiplies
-    those. A block holds the words of `block` output channels; where blocks do not divide a group's channels, its last block is the last
-    channels, some of which the block before has as well.
+    last word are zeros. Words may be those of neighbouring kernel columns instead (`along`), for layers of few channels: a step is a kernel
+    row, a channel and a word of columns, and columns that do not fill a row's last word are zeros. Elements have 32 / `group` bits: filters
+    are converted to int16 or float32, say, where an instruction multiplies those. A block holds the words of `block` output channels; where
+    blocks do not divide a group's channels, its last block is the last channels, some of which the block before has as well.
 
     Behind the words of an integer block are `block` int32, the offsets that sums begin with: minus (`shift` + zero point) times the sum of
     a channel's filters. A kernel adds `shift` to inputs whose sign its instruction does not take (see `added`).
@@ -44,8 +52,10 @@ class DotPack:
         block: output channels of a block.
         group: elements of a word.
         shift: what a kernel adds to elements, as for `added`.
-        order: "steps": [steps, block], or "rows": [block, steps].
+        order: "steps": [steps, block]; "rows": [block, steps], which only older libraries have; or "chunks": [chunks, block, steps of a
+            chunk], whose channels are the rows of AMX tiles (`chunk`).
         across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
+        along: what a word has neighbouring elements of: "channels" or kernel "columns".
     """
 
     block: int
@@ -53,24 +63,46 @@ class DotPack:
     shift: int = 0
     order: str = "steps"
     across: int = 0
+    along: str = "channels"
+
+    LATER: ClassVar[tuple[str, ...]] = ("along",)
+    """Fields that are younger than some manifests: at their default they are left out there."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.group not in (1, 2, 4):
             raise ValueError(f"DotPack: `block` (={self.block}) must be at least 1, and `group` (={self.group}) 1, 2 or 4.")
         if self.order not in ORDERS or self.across not in (0, 1):
             raise ValueError(f"DotPack: `order` (={self.order!r}) must be one of {', '.join(ORDERS)}, `across` (={self.across}) 0 or 1.")
+        if self.along not in ALONG:
+            raise ValueError(f"DotPack: `along` (={self.along!r}) must be one of {', '.join(ALONG)}.")
 
     def single_group(self, conv: Conv2d) -> Conv2d:
         """The layer whose groups the blocks run over: with `across` that of one input channel, which has the same filters in memory."""
         return conv.with_(in_channels=1, groups=1) if self.across else conv
 
     def words(self, conv: Conv2d) -> int:
-        """Words of a group's channels, for a tap."""
-        return -(-(self.single_group(conv).filter_shape[1]) // self.group)
+        """Words of a group's channels, for a tap; along columns, words of a kernel row."""
+        channels, _, columns = self.single_group(conv).filter_shape[1:]
+        return channels * -(-columns // self.group) if self.along == "columns" else -(-channels // self.group)
 
     def steps(self, conv: Conv2d) -> int:
         """Steps of the sum."""
-        return math.prod(conv.kernel) * self.words(conv)
+        return (conv.kernel[0] if self.along == "columns" else math.prod(conv.kernel)) * self.words(conv)
+
+    def run(self, conv: Conv2d) -> int:
+        """Steps whose inputs are at one distance from the next, in a copy of [word][row][column], or along columns of [row][word][column].
+
+        Columns of a stride are parted there by their phase.
+        """
+        words = self.words(conv)
+        if self.along == "columns":
+            return words * (conv.kernel[0] if conv.dilation[0] == 1 else 1)
+        stride = conv.stride[1] if conv.kernel[1] > 1 else 1
+        return conv.kernel[1] if words == 1 and conv.dilation[1] % stride == 0 else words
+
+    def chunk(self, conv: Conv2d) -> int:
+        """Steps of a chunk: the most that divide a `run` and fit a row of an AMX tile; one or all steps in the other orders."""
+        return {"steps": 1, "rows": self.steps(conv), "chunks": chunk_of(self.run(conv))}[self.order]
 
     def blocks_per_group(self, conv: Conv2d) -> int:
         """Channel blocks of a group."""
@@ -98,13 +130,14 @@ class DotPack:
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
         dtype = conv.dtypes["filter"]
-        taps = w.reshape(self.single_group(conv).filter_shape).transpose(0, 2, 3, 1).astype(_WIDE[dtype, self.group])
-        fill = self.words(conv) * self.group - taps.shape[3]
+        axes = (0, 2, 1, 3) if self.along == "columns" else (0, 2, 3, 1)
+        taps = w.reshape(self.single_group(conv).filter_shape).transpose(axes).astype(_WIDE[dtype, self.group])
+        fill = -taps.shape[3] % self.group
         steps = np.pad(taps, ((0, 0), (0, 0), (0, 0), (0, fill))).reshape(conv.out_channels, -1, self.group)
         of_blocks = np.array(self.starts(conv))[:, None] + np.arange(self.block)
         words = steps[of_blocks]  # [blocks, block, steps, group]
-        if self.order == "steps":
-            words = words.transpose(0, 2, 1, 3)
+        chunk = self.chunk(conv)
+        words = words.reshape(len(of_blocks), self.block, -1, chunk, self.group).transpose(0, 2, 1, 3, 4)
         parts = [np.ascontiguousarray(words).reshape(len(of_blocks), -1).view(w.dtype)]
         if self._has_offsets(conv):
             shifted = conv.zero_point + added(self.shift, conv.dtype)

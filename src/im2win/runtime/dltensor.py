@@ -6,6 +6,7 @@ This costs a call less than one DLPack view for each tensor.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from typing import Any
 
@@ -108,11 +109,18 @@ class Exported:
     def __dlpack__(self, **ignored: Any) -> Any:
         """A capsule of the array, in the form of DLPack before version 1."""
         array = self._array
-        tensor = _tensor(array.shape, _kind(array.dtype.name), (1, 0))
-        tensor.data = array.ctypes.data
-        managed = _Managed(tensor, None, _DELETER)
-        _EXPORTED[ctypes.addressof(managed)] = managed, tensor, array
-        return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
+        form = _form(array.shape)
+        managed = _Managed.from_buffer_copy(form)
+        managed.tensor.data = array.__array_interface__["data"][0]
+        address = ctypes.addressof(managed)
+        _EXPORTED[address] = managed, form, array  # the form holds shape and strides
+        return _new_capsule(address, b"dltensor", None)
+
+
+@functools.lru_cache(maxsize=256)
+def _form(shape: tuple[int, ...]) -> Any:
+    """A `DLManagedTensor` of bfloat16 without an address: to fill in every field takes longer than a copy of it."""
+    return _Managed(_tensor(shape, _kind("bfloat16"), (1, 0)), None, _DELETER)
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New

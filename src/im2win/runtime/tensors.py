@@ -132,7 +132,7 @@ def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def argument(array: np.ndarray[Any, Any]) -> Any:
     """A kernel argument that shares memory with a contiguous, writable numpy array, which must live as long. numpy exports no bfloat16."""
-    return tvm_ffi.from_dlpack(Exported(array) if array.dtype.name == "bfloat16" else array)
+    return tvm_ffi.from_dlpack(Exported(array) if array.dtype.kind == "V" else array)  # of the element types only bfloat16 is not numpy's
 
 
 def empty_like(value: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:

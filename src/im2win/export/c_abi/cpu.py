@@ -199,8 +199,8 @@ def _dot(conv: Conv2d, pack: DotPack) -> list[str]:
     integers = conv.dtypes["filter"] == "int8"
     shift = conv.zero_point + added(pack.shift, conv.dtype)
     sizes = (
-        single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, int(pack.order == "rows"), int(integers),
-        int(conv.dtypes["filter"] == "float16"), shift, math.prod(pack.shape(conv)),
+        single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, pack.chunk(conv),
+        int(pack.along == "columns"), int(integers), int(conv.dtypes["filter"] == "float16"), shift, math.prod(pack.shape(conv)),
     )  # fmt: skip
     return [f"static const im2win_dot filters = {_braces(sizes)};"]
 

@@ -96,7 +96,9 @@ static void store(const im2win_dot *layer, const void *w, size_t from, unsigned 
 
 int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed) {
   size_t taps = (size_t)layer->rows * layer->columns, depth = taps * layer->in_channels, block = layer->block;
-  size_t words = (layer->in_channels + layer->group - 1) / layer->group, steps = taps * words, element = 4 / layer->group;
+  size_t group = layer->group, chunk = layer->chunk, channels = layer->in_channels, columns = layer->columns, element = 4 / group;
+  size_t words = ((layer->columns_first ? columns : channels) + group - 1) / group; /* of a kernel row and channel, or of a tap */
+  size_t steps = words * layer->rows * (layer->columns_first ? channels : columns);
   size_t per_group = layer->out_channels / layer->groups, blocks = (per_group + block - 1) / block;
   size_t bytes = layer->integers ? 1 : 2;
   int status = check_all(w, layer->out_channels * depth, packed, layer->packed, bytes);
@@ -108,10 +110,14 @@ int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed) {
     for (size_t j = 0; j < block; j++) {
       size_t from = (first + j) * depth;
       uint32_t sum = 0;
-      for (size_t c = 0; c < (size_t)layer->in_channels; c++)
+      for (size_t c = 0; c < channels; c++)
         for (size_t tap = 0; tap < taps; tap++, from++) {
-          size_t step = tap * words + c / layer->group, word = layer->rows_first ? j * steps + step : step * block + j;
-          store(layer, w, from, start + word * 4 + c % layer->group * element);
+          size_t step = tap * words + c / group, place = c % group;
+          if (layer->columns_first) {
+            step = (tap / columns * channels + c) * words + tap % columns / group;
+            place = tap % columns % group;
+          }
+          store(layer, w, from, start + ((step / chunk * block + j) * chunk + step % chunk) * 4 + place * element);
           if (layer->integers) sum += (uint32_t)((const int8_t *)w)[from];
         }
       uint32_t offset = (uint32_t)-layer->shift * sum;

@@ -21,10 +21,11 @@ typedef struct {
   const double *down, *across;
 } im2win_transformed;
 
-/* group: elements of a word of 32 bits; rows_first: whether a block is [block][steps] instead of [steps][block]; integers: whether filters
-   are int8, with offsets behind them; halves: whether others are float16, else bfloat16; shift: what the offsets take off every input. */
+/* group: elements of a word of 32 bits; chunk: a block is [steps / chunk][block][chunk]; columns_first: whether words have neighbouring kernel
+   columns instead of channels, and steps are [row][channel][word] instead of [row][column][word]; integers: whether filters are int8, with
+   offsets behind them; halves: whether others are float16, else bfloat16; shift: what the offsets take off every input. */
 typedef struct {
-  int out_channels, in_channels, rows, columns, groups, block, group, rows_first, integers, halves, shift;
+  int out_channels, in_channels, rows, columns, groups, block, group, chunk, columns_first, integers, halves, shift;
   size_t packed;
 } im2win_dot;
 
