@@ -30,7 +30,7 @@ from im2win.tuner import cost_model
 from im2win.tuner.cost_model import Choice, CostModel, features
 from im2win.tuner.proposer import Search
 from im2win.tuner.runners.cpu import Outcome
-from im2win.tuner.session import Session
+from im2win.tuner.session import Session, batches
 
 MACHINE = Machine("Some CPU", "znver4", "avx512f", 2, 16, 32, 32 << 10, 1 << 20, 32 << 20)
 OTHER = Conv2d(1, 16, 12, 12, 32, 3)
@@ -109,15 +109,11 @@ def test_the_search_is_that_of_a_session(pools: list[LayerPool], tmp_path: Path)
     ranking: dict[str, list[tuple[float, Tile]]] = {name: [] for name in ALGORITHMS}
     for choice in one.choices:
         ranking[choice.algorithm].append((choice.cycles, choice.tile))
-    for ahead in (False, True):
+    for ahead in (0, 8, 20):
         session = Session(SMALL, list(ranking), MACHINE, Log(tmp_path / str(ahead)), 40, 5, None, "float32", ranking)
         session.search.hints, session.hints = [], []
-        batch = session.next_batch()
-        while batch:
-            after = session.next_batch(batch) if ahead else []
-            for choice in batch:
-                session.tried.append((choice, one.measured[choice.key]))
-            batch = after or session.next_batch()
+        for batch in batches(session.next_batch, ahead):
+            session.tried += [(choice, one.measured[choice.key]) for choice in batch]
         default = one.choices.index(session.default)
         replayed = study.searched(replace(one, default=default), MACHINE, CostModel(None), 5, 40, 8, ahead)
         assert [choice.key for choice in replayed] == [choice.key for choice, _ in session.tried]
@@ -192,7 +188,7 @@ class _Ranked:
 class _Counted:
     """A measurement that counts what it runs, and is interrupted when it has run so many."""
 
-    builds_ahead = False
+    ahead = 0
 
     def __init__(self, session: Session, until: float, seen: list[Any]) -> None:
         self.session, self.until, self.seen = session, until, seen

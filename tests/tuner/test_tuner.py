@@ -247,20 +247,29 @@ def test_candidates_that_are_not_measured_yet_are_not_proposed_again(tmp_path: P
     assert session.next_batch([*first, *second, *third]) == []
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_batch_is_built_while_the_one_before_is_measured(tmp_path: Path, machine: Machine, ahead: bool) -> None:
-    """Where that disturbs no times; the session ends after the same number of trials."""
-    session = Session(SMALL, names(), machine, Log(tmp_path), 20, 0)
+@pytest.mark.parametrize("ahead", [0, 1, 12])
+def test_batches_are_built_while_those_before_are_measured(tmp_path: Path, machine: Machine, ahead: int) -> None:
+    """As many candidates as there are builders, where that disturbs no times; the session ends after the same number of trials."""
+    session = Session(SMALL, names(), machine, Log(tmp_path), 40, 0, patience=None)
     begun: list[Choice] = []
-    measurement: Any = SimpleNamespace(builds_ahead=ahead, start=lambda batch: begun.extend(one for one in batch if one not in begun))
-    sizes = []
+    measurement: Any = SimpleNamespace(ahead=ahead, start=begun.extend)
     for batch in _batches(session, measurement):
-        assert begun[: len(session.tried) + len(batch)][-len(batch) :] == batch
-        assert (len(begun) > len(session.tried) + len(batch)) == (ahead and len(session.tried) + len(batch) < 20)
+        place = len(session.tried)
+        assert begun[place : place + len(batch)] == batch
+        assert len(begun) - place - len(batch) >= min(ahead, 40 - place - len(batch)) and (ahead or begun[place:] == batch)
         for choice in batch:
             took(session, choice, 1e-3)
-        sizes.append(len(batch))
-    assert sum(sizes) == 20 and len(sizes) > 2
+    assert len(session.tried) == len(begun) == 40
+
+
+def test_a_session_that_gains_nothing_drops_what_is_built(tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, names(), machine, Log(tmp_path), 60, 0, patience=8)
+    begun: list[Choice] = []
+    measurement: Any = SimpleNamespace(ahead=16, start=begun.extend)
+    for batch in _batches(session, measurement):
+        for choice in batch:
+            took(session, choice, 1e-3)
+    assert len(session.tried) == 16 < len(begun)
 
 
 def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path, machine: Machine) -> None:

@@ -41,8 +41,9 @@ MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
 REARRANGED = 1.25  # factor on the time of blocks that rearrange windows
 COPYING = 1.65  # factor on the time of memory and level-2 cache of the kernel that copies pixels; fitted to three layers
-TRANSPOSING = 1.65  # the same of kernels that copy to channels last or to rows of windows; taken over from `COPYING`, not fitted
-FROM_COPY = 1.2  # factor on the time of blocks whose halo tiles come from such a copy; that of other kernels channels first, not fitted
+BEGIN_COPY_S = 1.2e-6  # of kernels that copy to channels last or to rows of windows, beside the time of memory; fitted to ten layers
+FROM_COPY = 1.05  # factor on the time of blocks whose halo tiles come from a copy in channels last; fitted beside `REARRANGED`
+FROM_ROWS = 1.5  # the same from rows of windows, whose pixels are small boxes; fitted to three layers of three channels
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -71,7 +72,8 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         batches = field.steps_of_eights * (tile.units // QUAD) // (TOGETHER * tile.rearrangers)
         moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) * tile.rearrangers / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
-    apart = REARRANGED if tile.rearranged else FROM_COPY if isinstance(field, CopiedPixels | WindowRows) else 1.0
+    apart = REARRANGED if tile.rearranged else FROM_COPY if isinstance(field, CopiedPixels) else 1.0
+    apart = FROM_ROWS if isinstance(field, WindowRows) else apart
     if tile.cluster // tile.sum_blocks == 4:
         apart *= FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
     if tile.sum_blocks > 1 and resident > 1 and blocks > FULL * resident * gpu.multiprocessors:
@@ -106,9 +108,9 @@ def _copy_seconds(conv: Conv2d, field: CopiedLines, gpu: Gpu) -> float:
 
 
 def _transposing_seconds(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> float:
-    """Seconds of the kernel that copies to channels last, and until the next kernel begins. Level-2 cache keeps a part of the copy."""
-    copy, read = copy_bytes(conv, tile), _read_bytes(conv, not tile.window_rows and not copies_all(conv))
-    return TRANSPOSING * ((read + max(copy - L2_SHARE, 0)) / gpu.dram_bytes_s + copy / gpu.l2_bytes_s) + LAUNCH_S
+    """Seconds of the kernel that copies to channels last or to rows of windows, and until the next kernel begins."""
+    moved = copy_bytes(conv, tile) + _read_bytes(conv, not tile.window_rows and not copies_all(conv))
+    return moved / gpu.dram_bytes_s + BEGIN_COPY_S + LAUNCH_S
 
 
 def _read_bytes(conv: Conv2d, sparse: bool) -> int:

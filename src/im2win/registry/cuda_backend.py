@@ -43,7 +43,11 @@ class CudaBackend:
     def __init__(self, gpu: Gpu, accuracy: Accuracy = "float32") -> None:
         self.gpu, self._accuracy = gpu, accuracy
         self.name = gpu.name
-        self.workers = max(1, usable_cpus() - 1)
+
+    @property
+    def workers(self) -> int:
+        """Processes that build: one CPU is left for the one that measures."""
+        return max(1, usable_cpus() - 1)
 
     def check_tools(self) -> None:
         """Raises ToolchainError unless kernels can be compiled and measured here: without, every trial would fail for the same reason."""

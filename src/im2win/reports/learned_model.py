@@ -122,7 +122,7 @@ def _caption(study: Study) -> str:
     types = ", ".join(sorted({f"{conv.types} {conv.layout}, batch {conv.batch}" for conv in convs}))
     sizes = sorted({(layer["top"], layer["uniform"]) for layer in study["layers"]})
     pools = "; ".join(f"the first {top} by estimate and {uniform} drawn" for top, uniform in sizes)
-    ahead = ", each proposed before the one before it is measured" if study["ahead"] else ""
+    ahead = f", proposed when {study['ahead']} or more candidates before are not measured" if study["ahead"] else ""
     small = f"; arms with{SMALL_BATCHES.removeprefix(',')} propose each when all before are measured" if study["ahead"] else ""
     return (
         f"{types}; {study['brand']} (`{study['device']}`), threads: {study['threads']}; {libraries}; {study['date'][:10]}. Speed of the "

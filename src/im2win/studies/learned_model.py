@@ -34,6 +34,7 @@ from im2win.studies.entries import ANALYTIC, CHECKPOINTS, LEARNED_MODEL, NO_MODE
 from im2win.studies.learned_pool import LayerPool
 from im2win.tuner.cost_model import Choice, CostModel, Features, training_data
 from im2win.tuner.proposer import BATCH, Search
+from im2win.tuner.session import batches
 
 SEEDS = 5
 
@@ -55,27 +56,27 @@ class Arm:
     Attributes:
         name: of `im2win.studies.entries`.
         model: makes the model, from what other layers teach; None for an arm whose order is fixed.
-        batch, ahead: candidates of a batch, and whether each batch is proposed before the one before it is measured.
+        batch, ahead: candidates of a batch, and how many more are proposed before it is measured.
     """
 
     name: str
     model: Callable[[tuple[Features, Features] | None], CostModel] | None = None
     batch: int = BATCH
-    ahead: bool = False
+    ahead: int = 0
 
 
-def arms(batch: int, ahead: bool) -> list[Arm]:
+def arms(batch: int, ahead: int) -> list[Arm]:
     """All arms. Where the device's sessions have other batches than the least, the searches run with both."""
     models: dict[str, Callable[[tuple[Features, Features] | None], CostModel]] = {
         NO_MODEL: lambda others: Untrained(), SCRATCH: lambda others: CostModel(None), OTHER_LAYERS: CostModel,
     }  # fmt: skip
     found = [Arm(RANDOM), Arm(ANALYTIC), *(Arm(name, model, batch, ahead) for name, model in models.items())]
-    if (batch, ahead) != (BATCH, False):
+    if (batch, ahead) != (BATCH, 0):
         found += [Arm(name + SMALL_BATCHES, model) for name, model in models.items()]
     return found
 
 
-def searched(pool: LayerPool, device: Device, model: CostModel, seed: int, trials: int, batch: int, ahead: bool) -> Iterator[Choice]:
+def searched(pool: LayerPool, device: Device, model: CostModel, seed: int, trials: int, batch: int, ahead: int) -> Iterator[Choice]:
     """The candidates of a session restricted to the pool, in order: its batches are those of `tuner.tuning` and `Session.next_batch`."""
     ranked: dict[str, list[Choice]] = {}
     for choice in pool.choices:
@@ -93,13 +94,10 @@ def searched(pool: LayerPool, device: Device, model: CostModel, seed: int, trial
             return lacking
         return [*lacking, *search.propose([*begun, *((choice, math.inf) for choice in lacking)], min(batch - len(lacking), left))]
 
-    now = following([])
-    while now:
-        after = following(now) if ahead else []
+    for now in batches(following, ahead):
         for choice in now:
             yield choice
             tried.append((choice, pool.measured[choice.key]))
-        now = after or following([])
 
 
 def ordered(

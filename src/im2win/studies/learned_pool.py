@@ -53,7 +53,7 @@ class LayerPool:
         choices: the pool's candidates, best estimate first. places: of each of them in the whole space by estimate, from 1.
         drawn: which of them (from 0) are the uniform part, in the order in which they were drawn. default: which one is the default tile.
         costs: `Record.cost` of each in seconds, infinity where it failed, None where it is not measured.
-        batch, ahead: candidates of a session's batch on the machine that measured, and whether sessions there build one batch ahead.
+        batch, ahead: candidates of a session's batch on the machine that measured, and how many more sessions there build ahead.
         ranking_s: seconds that the ranking of the space took. measuring_s: seconds of builds, checks and timing, those of all runs.
         done: whether all candidates had their turn. Those without a cost by then could not be decided.
     """
@@ -69,7 +69,7 @@ class LayerPool:
     drawn: tuple[int, ...]
     default: int
     batch: int
-    ahead: bool
+    ahead: int
     ranking_s: float = 0.0
     measuring_s: float = 0.0
     costs: tuple[float | None, ...] = field(default=())
@@ -201,7 +201,7 @@ def measure_layer(
     choices, places, drawn, default = chosen(session.search, session.default, top, uniform)
     pool = LayerPool(
         layer.name, conv, facts([layer], device), top, uniform, session.search.size, tuple(choices), tuple(places), tuple(drawn), default,
-        batch_size(backend), measurement.builds_ahead, ranking_s if before is None else before.ranking_s,
+        batch_size(backend), measurement.ahead, ranking_s if before is None else before.ranking_s,
     )  # fmt: skip
     spent = before.measuring_s if before is not None else 0.0
     begun = time.monotonic()
@@ -225,15 +225,14 @@ def _measure(
 ) -> None:
     """Builds and measures candidates in batches, as a session does, but samples all of them fully."""
     baseline = Baseline(lambda choice: measurement.run([choice])[0])
-    batches = [list(lacking[first : first + size]) for first in range(0, len(lacking), size)]
+    every = list(lacking)
 
     def one(choice: Choice) -> None:
         lacking.remove(choice)
         tried()
 
-    for batch, following in zip(batches, [*batches[1:], []], strict=True):
-        measurement.start(batch)
-        if measurement.builds_ahead:
-            measurement.start(following)
+    for first in range(0, len(every), size):
+        batch = every[first : first + size]
+        measurement.start(every[first : first + size + measurement.ahead])
         measure_batch(session, measurement, baseline, batch, math.inf, built=lambda count: None, tried=one, disturbed=lambda: None)
         kept()

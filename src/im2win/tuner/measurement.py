@@ -32,7 +32,7 @@ class Measurement:
 
     def __init__(self, session: Session, pool: Pool) -> None:
         self.session, self.runner, self.fleet = session, pool.runner, pool.fleet
-        self._builds = JobQueue(pool.builders, BUILD_S)
+        self._builds, self._builders = JobQueue(pool.builders, BUILD_S), len(pool.builders)
         self._started: dict[Any, Future[Any]] = {}
         self.folder = TemporaryFolder("tune")
         self.libraries: dict[Any, Path] = {}
@@ -60,6 +60,11 @@ class Measurement:
     def builds_ahead(self) -> bool:
         """Whether candidates are built while others are measured: by a GPU, or by a fleet. A CPU's times would be disturbed."""
         return self.session.backend.target == "cuda" or self.fleet is not None
+
+    @property
+    def ahead(self) -> int:
+        """How many candidates are built while others are measured: one for each process that builds."""
+        return self._builders if self.builds_ahead else 0
 
     def start(self, batch: list[Choice]) -> None:
         """Begins to build candidates, behind those that were begun before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,32 @@ class Progress:
 
 
 def batch_size(backend: Backend) -> int:
-    """The candidates of a batch: one for each process that builds, and for a GPU half of that, since two batches are built at a time."""
-    return max(BATCH, backend.workers // (2 if backend.target == "cuda" else 1))
+    """The candidates of a batch. A CPU measures only when a batch is built, so that it has one for each process that builds."""
+    return BATCH if backend.target == "cuda" else max(BATCH, backend.workers)
+
+
+def batches(
+    propose: Callable[[list[Choice]], list[Choice]], ahead: int, over: Callable[[], bool] = lambda: False
+) -> Iterator[list[Choice]]:
+    """Batches to measure, in order.
+
+    Args:
+        propose: the batch that follows those candidates that are proposed and not measured; empty if there is none.
+        ahead: candidates that are proposed, and may be built, before the batch in front of them is measured: this many at least.
+        over: whether batches that nobody has begun to measure are dropped.
+    """
+    waiting: list[list[Choice]] = []
+    while True:
+        if over():
+            waiting.clear()
+        while not waiting or sum(map(len, waiting[1:])) < ahead:
+            batch = propose([choice for one in waiting for choice in one])
+            if not batch:
+                break
+            waiting.append(batch)
+        if not waiting:
+            return
+        yield waiting.pop(0)
 
 
 class Session:

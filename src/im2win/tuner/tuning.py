@@ -30,7 +30,7 @@ from im2win.tuner.fleet.tracker import KEY
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Pool
 from im2win.tuner.runners.cpu import Outcome
-from im2win.tuner.session import PATIENCE, Progress, Session
+from im2win.tuner.session import PATIENCE, Progress, Session, batches
 from im2win.tuner.shared_queue import SharedQueue
 
 FINALISTS = 4  # candidates that are measured again with the default tile, in interleaved rounds, at the end,
@@ -253,14 +253,14 @@ def _tuned(
 
 
 def _batches(session: Session, measurement: Measurement) -> Iterator[list[Choice]]:
-    """The session's batches. Where that disturbs no times, each is proposed, and is being built, before the one before it is measured."""
-    batch = session.next_batch()
-    while batch:
+    """The session's batches; those that are proposed ahead are being built. A session that gains nothing more drops them."""
+
+    def propose(pending: list[Choice]) -> list[Choice]:
+        batch = session.next_batch(pending)
         measurement.start(batch)
-        following = session.next_batch(batch) if measurement.builds_ahead else []
-        measurement.start(following)
-        yield batch
-        batch = following if following and not session.stalled else session.next_batch()
+        return batch
+
+    return batches(propose, measurement.ahead, lambda: session.stalled)
 
 
 def check_arguments(trials: int, seed: int, accuracy: Accuracy, patience: int | None = None) -> None:
