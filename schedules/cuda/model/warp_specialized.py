@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
+from im2win.packing.window_rows import row_elements
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNCH_S, SECTOR, Estimate
 from im2win.schedules.cuda.model.persistent import NARROW, STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
@@ -44,6 +45,8 @@ COPYING = 1.65  # factor on the time of memory and level-2 cache of the kernel t
 BEGIN_COPY_S = 1.2e-6  # of kernels that copy to channels last or to rows of windows, beside the time of memory; fitted to ten layers
 FROM_COPY = 1.05  # factor on the time of blocks whose halo tiles come from a copy in channels last; fitted beside `REARRANGED`
 FROM_ROWS = 1.5  # the same from rows of windows, whose pixels are small boxes; fitted to three layers of three channels
+FROM_SHORT_ROWS = 3.5  # and from rows of fewer bytes than `ROW_BYTES`; fitted to one layer with 3x3 kernels
+ROW_BYTES = 64
 CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
@@ -73,7 +76,8 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) * tile.rearrangers / REARRANGERS
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
     apart = REARRANGED if tile.rearranged else FROM_COPY if isinstance(field, CopiedPixels) else 1.0
-    apart = FROM_ROWS if isinstance(field, WindowRows) else apart
+    if isinstance(field, WindowRows):
+        apart = FROM_ROWS if row_elements(conv) * conv.itemsize >= ROW_BYTES else FROM_SHORT_ROWS
     if tile.cluster // tile.sum_blocks == 4:
         apart *= FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
     if tile.sum_blocks > 1 and resident > 1 and blocks > FULL * resident * gpu.multiprocessors:
