@@ -18,8 +18,9 @@ from im2win.codegen.llvm import ToolchainError
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
 from im2win.studies import scheduled
+from im2win.studies.entries import FIRST_SCHEDULED as FIRST
 from im2win.studies.entries import HAND_BUILT
-from im2win.studies.scheduled import FIRST, Entry
+from im2win.studies.scheduled import Entry
 
 
 def show(done: int, total: int, entries: list[Entry]) -> None:

@@ -14,8 +14,9 @@ from im2win.reports import scheduled as report
 from im2win.schedules.cuda.families.scheduled import Scheduled
 from im2win.spec.conv2d import Conv2d
 from im2win.studies import scheduled
+from im2win.studies.entries import FIRST_SCHEDULED as FIRST
 from im2win.studies.entries import HAND_BUILT, RULES
-from im2win.studies.scheduled import FIRST, forms, hand_built, narrow_subjects, others, tiles_of
+from im2win.studies.scheduled import forms, hand_built, narrow_subjects, others, tiles_of
 
 CONV = Conv2d.parse("n8-c64x28x28-k64x3x3")
 FILE = ROOT / "benchmarks" / "studies" / "nvidia-h200" / "scheduled.json"
@@ -59,3 +60,15 @@ def test_tables_of_the_committed_study() -> None:
     gains = [one["plain"] / one["both"] for one in report.times(study).values()]
     assert f"{math.exp(sum(map(math.log, gains)) / len(gains)):.2f}x |" in text
     assert study["brand"] in text and "geometric mean" in text
+
+
+def test_table_of_kernels_on_tensor_cores() -> None:
+    """The better of a layer's tiles, and how many times as long it takes as the kernel by hand; what was not timed is left out."""
+    study = json.loads(FILE.with_name("scheduled-narrow.json").read_text())
+    study["entries"] = [
+        {"layer": "conv9", "conv": f"n2-c16x8x8-k16x3x3-{form}", "subject": subject, "ms": ms}
+        for form, times in {"float16-NHWC": (3.0, 2.0, 0.5), "int8": (None, None, 0.5)}.items()
+        for subject, ms in zip((f"{FIRST} 1", f"{FIRST} 2", HAND_BUILT), times, strict=True)
+    ]
+    lines = report.narrow_table([study]).splitlines()
+    assert lines[0] == "| layer | float16 NHWC |" and lines[2] == "| conv9 | 2.000 (4.0) |" and lines[3] == "| geometric mean | (4.0) |"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from im2win.common import markdown
+from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
+from im2win.studies.entries import FIRST_SCHEDULED as FIRST
 from im2win.studies.entries import HAND_BUILT, RULES
 
 BOTH, PLAIN = "both", "plain"
@@ -20,6 +23,34 @@ Times = Mapping[str, float]
 def table(studies: Sequence[Study]) -> str:
     """Markdown for every device: a line for each layer, then what rules gain, then the other algorithms."""
     return "\n\n".join(f"{_layers(study)}\n\n{_rules(study)}\n\n{_algorithms(study)}\n\n{_caption(study)}" for study in studies)
+
+
+def narrow_table(studies: Sequence[Study]) -> str:
+    """Markdown for every device, of kernels on tensor cores: a line for each layer, a column for each element type and layout."""
+    return "\n\n".join(f"{_narrow_layers(study)}\n\n{_narrow_caption(study)}" for study in studies)
+
+
+def _narrow_layers(study: Study) -> str:
+    """Milliseconds of the best of the timed tiles, and how much faster the hand-built kernel is."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for key, subjects in itertools.groupby(study["entries"], key=lambda entry: (entry["layer"], entry["conv"])):
+        ms = {entry["subject"]: entry["ms"] for entry in subjects if entry["ms"] is not None}
+        ours = min((value for name, value in ms.items() if name.startswith(FIRST)), default=None)
+        if ours is not None and HAND_BUILT in ms:
+            conv = Conv2d.parse(key[1])
+            found.setdefault(key[0], {})[f"{conv.dtype} {conv.layout}"] = ours, ours / ms[HAND_BUILT]
+    kinds = list(dict.fromkeys(kind for one in found.values() for kind in one))
+    cells = {layer: {kind: f"{ms:.3f} ({slower:.1f})" for kind, (ms, slower) in one.items()} for layer, one in found.items()}
+    rows = [[layer, *(one.get(kind, "-") for kind in kinds)] for layer, one in cells.items()]
+    means = [geometric_mean([one[kind][1] for one in found.values() if kind in one]) for kind in kinds]
+    return markdown.table(["layer", *kinds], [*rows, ["geometric mean", *(f"({mean:.1f})" for mean in means)]], words=1)
+
+
+def _narrow_caption(study: Study) -> str:
+    return (
+        f"TVM's schedules on tensor cores, papers12, batch 128, {study['brand']}, untuned; ms of the best of {study['tiles']} tiles that the "
+        f"model ranks first; in brackets how many times as long that takes as the hand-built kernel. {study['date'][:10]}."
+    )
 
 
 def times(study: Study) -> dict[str, dict[str, float]]:

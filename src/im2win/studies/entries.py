@@ -25,7 +25,8 @@ def last_rung(names: Sequence[str], rungs: Container[str]) -> str:
 SLIDING = "sliding-window"
 IM2COL, DEFAULT = "im2col", "default"  # forms without a thread block to vary
 
-SCHEDULED = "scheduled"
+SCHEDULED, SCHEDULED_NARROW = "scheduled", "scheduled-narrow"
+FIRST_SCHEDULED = "direct/scheduled"  # the schedule that is measured on every layer
 RULES = {"plain": "", "pipelines": "pipelines", "copies": "copies", "both": "pipelines+copies"}  # forms of a kernel, and their rule sets
 HAND_BUILT = "hand-built"
 

@@ -26,13 +26,14 @@ from im2win.schedules.cuda.families.scheduled import Scheduled
 from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
+from im2win.studies.entries import FIRST_SCHEDULED as FIRST
 from im2win.studies.entries import HAND_BUILT, RULES
 from im2win.studies.entries import SCHEDULED as STUDY
+from im2win.studies.entries import SCHEDULED_NARROW as NARROW
 from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
 from im2win.tuner.runners.cuda import Bench
 
 SEED = 0
-FIRST = "direct/scheduled"
 BRIEF_ROUNDS, BRIEF_S = 3, 0.1
 
 
@@ -92,7 +93,7 @@ def narrow(
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("exact")
-    facts, entries = head(f"{STUDY}-narrow", layers, gpu), list[Entry]()
+    facts, entries = head(NARROW, layers, gpu), list[Entry]()
     recipes = {(layer.conv, name): recipe for layer in layers for name, recipe in narrow_subjects(layer.conv, gpu, count).items()}
     with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
         built = builders.build_all(recipes, Path(folder))
