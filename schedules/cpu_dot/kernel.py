@@ -315,7 +315,8 @@ class _Kernel:
         out_h, out_w = conv.output_size
         whole = geometry.pitch == out_w  # rows follow one another
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
-        lanes = PACKED if run >= PACKED and self.one.packs and ELEMENT_TYPES[conv.out_dtype].limits is not None else tile.lanes
+        bytewise = tile.lanes == AVX512_LANES and self.one.packs and ELEMENT_TYPES[conv.out_dtype].limits is not None
+        lanes = PACKED if bytewise and run >= PACKED else tile.lanes
         with T.serial(tile.block) as c:
             known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
             if self.sums == "int32":

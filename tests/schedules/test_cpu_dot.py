@@ -436,6 +436,15 @@ def test_outputs_of_avx512_are_rounded_and_packed_in_few_instructions() -> None:
         assert wanted in code and "vrndscaleps" not in code and "vcmp" not in code
 
 
+def test_shorter_vectors_pack_no_bytes_of_avx512() -> None:
+    """Tiles of eight lanes, the widest of a CPU with AVX2, have the same outputs, also in rows of more than 64 windows."""
+    conv = Conv2d.parse("n1-c8x14x80-k12x1x1-uint8-bias").with_(out_dtype="int8")
+    for name in able("uint8", host()):
+        one = instruction(name, "uint8")
+        if one is not None and not one.tiles and 8 in one.lanes:
+            check(conv, DotTile(name, one.group, "windows", 8, 4, 1, 1, 9, 4))
+
+
 def test_defaults_of_stems() -> None:
     """Layers of three channels first are multiplied in AMX tiles of words of kernel columns."""
     for dtype in ("uint8", "bfloat16"):
