@@ -98,10 +98,10 @@ def test_the_workspace_holds_the_copy() -> None:
 
 
 def test_layers_with_a_stride_are_copied_by_default() -> None:
-    """Where the copy has a quarter of the pixels of small maps, the model prefers it to rearranging all of them."""
+    """Where the copy has a quarter of the pixels of small maps, the model prefers one, in either layout, to rearranging all."""
     conv = Conv2d.parse("n32-c1024x14x14-k2048x1x1-s2-float16")
     name, chosen = default_tile(conv, "auto", H200, "float32")
-    assert name == "direct/warp_specialized" and chosen.tma_boxes == "copied" and chosen in space(conv, H200)
+    assert name == "direct/warp_specialized" and chosen.tma_boxes in ("copied", "channels_last") and chosen in space(conv, H200)
 
 
 # What is left out, and how often the source has it.
