@@ -48,8 +48,8 @@ def _narrow_layers(study: Study) -> str:
 
 def _narrow_caption(study: Study) -> str:
     return (
-        f"TVM's schedules on tensor cores, papers12, batch 128, {study['brand']}, untuned; ms of the best of {study['tiles']} tiles that the "
-        f"model ranks first; in brackets how many times as long that takes as the hand-built kernel. {study['date'][:10]}."
+        f"TVM's schedules on tensor cores, papers12, batch 128, {study['brand']}, untuned; ms of the best of {study['tiles']} tiles that "
+        f"the model ranks first; in brackets how many times as long that takes as the hand-built kernel. {study['date'][:10]}."
     )
 
 
