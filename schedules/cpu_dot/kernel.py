@@ -315,7 +315,7 @@ class _Kernel:
         out_h, out_w = conv.output_size
         whole = geometry.pitch == out_w  # rows follow one another
         rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
-        bytewise = tile.lanes == AVX512_LANES and self.one.packs and ELEMENT_TYPES[conv.out_dtype].limits is not None
+        bytewise = tile.lanes == AVX512_LANES and self.one.packs and conv.out_dtype in ("int8", "uint8")
         lanes = PACKED if bytewise and run >= PACKED else tile.lanes
         with T.serial(tile.block) as c:
             known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}

@@ -285,7 +285,8 @@ def test_packing_is_a_permutation_and_zeros(drawn: tuple[Conv2d, CudaPack]) -> N
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(FORMS[1:]), st.integers(1, 40), st.integers(1, 20), st.sampled_from(("uvc", "Cuvc")), st.integers(0, 2**32 - 1)
+    st.sampled_from(("products", "columns")), st.integers(1, 40), st.integers(1, 20), st.sampled_from(("uvc", "Cuvc")),
+    st.integers(0, 2**32 - 1),
 )
 def test_parts_make_up_the_filter(form: str, channels: int, filters: int, order: str, seed: int) -> None:
     """One part is TF32, rounded, off by 2^-11. Two are what the unit reads and what that leaves: of which it reads all but 2^-20."""
