@@ -88,21 +88,36 @@ def narrow(
     Raises:
         ValueError, NoGpuError, ToolchainError: see `run`.
     """
+    gpu = _checked(layers, count, rounds)
+    facts = head(NARROW, layers, gpu)
+    recipes = {(layer.conv, name): recipe for layer in layers for name, recipe in narrow_subjects(layer.conv, gpu, count).items()}
+    with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
+        entries = _timed(layers, builders.build_all(recipes, Path(folder)), rounds, seconds, progress)
+    return {**facts, "tiles": count, "entries": [asdict(entry) for entry in entries]}
+
+
+def _checked(layers: Sequence[Layer], count: int, rounds: int) -> Gpu:
+    """The first GPU, ready to build and time for; raises as `run`."""
     if not layers or count < 1 or rounds < 1:
         raise ValueError(f"`layers` must name one at least, and `count` (={count}) and `rounds` (={rounds}) must be at least 1.")
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("exact")
-    facts, entries = head(NARROW, layers, gpu), list[Entry]()
-    recipes = {(layer.conv, name): recipe for layer in layers for name, recipe in narrow_subjects(layer.conv, gpu, count).items()}
-    with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
-        built = builders.build_all(recipes, Path(folder))
-        for done, layer in enumerate(layers, 1):
-            found = time_layer(layer, {name: one for (conv, name), one in built.items() if conv == layer.conv}, rounds, seconds)
-            entries += found
-            if progress is not None:
-                progress(done, len(layers), found)
-    return {**facts, "tiles": count, "entries": [asdict(entry) for entry in entries]}
+    return gpu
+
+
+def _timed(
+    layers: Sequence[Layer], built: Mapping[tuple[Conv2d, str], Any], rounds: int, seconds: float,
+    progress: Callable[[int, int, list[Entry]], None] | None,
+) -> list[Entry]:  # fmt: skip
+    """The entries of all layers, one layer after the other; `built` has each one's kernels by name."""
+    entries: list[Entry] = []
+    for done, layer in enumerate(layers, 1):
+        found = time_layer(layer, {name: one for (conv, name), one in built.items() if conv == layer.conv}, rounds, seconds)
+        entries += found
+        if progress is not None:
+            progress(done, len(layers), found)
+    return entries
 
 
 def narrow_subjects(conv: Conv2d, gpu: Gpu, count: int) -> dict[str, TileRecipe]:
@@ -142,12 +157,8 @@ def run(
         ValueError: no layers, or `count` or `rounds` below 1.
         NoGpuError: there is no GPU. ToolchainError: there is no CUDA compiler.
     """
-    if not layers or count < 1 or rounds < 1:
-        raise ValueError(f"`layers` must name one at least, and `count` (={count}) and `rounds` (={rounds}) must be at least 1.")
-    gpu = device_gpu()
-    backend_for(gpu).check_tools()
-    set_up_peers("exact")
-    facts, entries = head(STUDY, layers, gpu), list[Entry]()
+    gpu = _checked(layers, count, rounds)
+    facts = head(STUDY, layers, gpu)
     with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
         recipes = {
             (layer.conv, tile): TileRecipe(layer.conv, FIRST, gpu, "exact", tile=tile)
@@ -160,12 +171,7 @@ def run(
             layer.conv: _fastest(layer.conv, {tile: one for (conv, tile), one in built.items() if conv == layer.conv}) for layer in layers
         }
         timed_forms = {(conv, name): recipe for conv, tile in best.items() for name, recipe in forms(conv, tile, gpu).items()}
-        made = builders.build_all(timed_forms, Path(folder))
-        for done, layer in enumerate(layers, 1):
-            found = time_layer(layer, {name: one for (conv, name), one in made.items() if conv == layer.conv}, rounds, seconds)
-            entries += found
-            if progress is not None:
-                progress(done, len(layers), found)
+        entries = _timed(layers, builders.build_all(timed_forms, Path(folder)), rounds, seconds, progress)
     return {**facts, "tiles": count, "entries": [asdict(entry) for entry in entries]}
 
 
