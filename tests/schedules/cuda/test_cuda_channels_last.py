@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from warp_specialized import SMALL, check_calls_are_needed, check_exact, made, tile
+from warp_specialized import SMALL, check_calls_are_needed, check_exact, check_random, made, tile
 
 from im2win.device.gpu import H200
 from im2win.registry.ranking import default_tile
@@ -63,10 +64,9 @@ def test_exact(what: str) -> None:
     check_exact(conv, one, range(1))
 
 
-def test_random_problems() -> None:
-    """Whatever the sizes, a legal tile is exact."""
-    draw, found = random.Random(11), 0
-    while found < 3:
+def cases(draw: random.Random) -> Iterator[tuple[Conv2d, WarpSpecializedTile]]:
+    """Problems and tiles, some of which are illegal."""
+    while True:
         groups, kernel, pad = draw.choice([1, 1, 1, 4]), draw.choice([1, 1, 2, 3]), draw.randint(0, 1)
         shape = f"n{draw.randint(1, 3)}-c{8 * groups * draw.randint(1, 6)}x{draw.randint(4, 10)}x{draw.randint(4, 11)}"
         ending = f"-p{pad}" * (kernel > 1 and pad) + draw.choice(["", "-s2", "-s1.3"])
@@ -82,10 +82,12 @@ def test_random_problems() -> None:
             pingpong=draw.randint(1, 2), cluster=draw.choice([1, 1, 2]), shared=draw.choice(["windows", "filters", "accumulators"]),
             tma_boxes=draw.choice(["channels_last", "channels_last", "channels_last_taps"]), taps=draw.choice([1, 1, kernel]),
         )  # fmt: skip
-        if violations(conv, one, SMALL):
-            continue
-        found += 1
-        check_exact(conv, one, range(found, found + 1))
+        yield conv, one
+
+
+def test_random_problems() -> None:
+    """Whatever the sizes, a legal tile is exact."""
+    check_random(cases(random.Random(11)), 3)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from warp_specialized import SMALL, check_calls_are_needed, check_exact, made, tile
+from warp_specialized import SMALL, check_calls_are_needed, check_exact, check_random, made, tile
 
 from im2win.device.gpu import H200
 from im2win.registry.ranking import default_tile
@@ -52,10 +53,9 @@ def test_exact(what: str) -> None:
     check_exact(conv, one)
 
 
-def test_random_problems() -> None:
-    """Whatever the sizes, a legal tile is exact."""
-    draw, found = random.Random(17), 0
-    while found < 8:
+def cases(draw: random.Random) -> Iterator[tuple[Conv2d, WarpSpecializedTile]]:
+    """Problems and tiles, some of which are illegal."""
+    while True:
         groups, stride = draw.choice([1, 1, 1, 4]), (draw.randint(1, 3), draw.randint(1, 3))
         shape = f"n{draw.randint(1, 5)}-c{8 * groups * draw.randint(1, 20)}x{draw.randint(3, 16)}x{draw.randint(3, 17)}"
         ending = "-s{}.{}".format(*stride) + draw.choice(["", "-bias", "-bias-add-relu"]) + ("-g4" if groups > 1 else "")
@@ -66,10 +66,12 @@ def test_random_problems() -> None:
             slabs=draw.choice([1, 2, 4]), stages=draw.randint(2, 4), groups=draw.randint(1, 2), pingpong=draw.randint(1, 2),
             cluster=draw.choice([1, 1, 2]), shared=draw.choice(["windows", "filters", "accumulators"]),
         )  # fmt: skip
-        if violations(conv, one, SMALL):
-            continue
-        found += 1
-        check_exact(conv, one, range(found, found + 1))
+        yield conv, one
+
+
+def test_random_problems() -> None:
+    """Whatever the sizes, a legal tile is exact."""
+    check_random(cases(random.Random(17)), 8)
 
 
 @pytest.mark.parametrize(

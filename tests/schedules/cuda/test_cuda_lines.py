@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from warp_specialized import SMALL, check_calls_are_needed, check_exact, made, tile
+from warp_specialized import SMALL, check_calls_are_needed, check_exact, check_random, made, tile
 
 from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.tiles.fields import field_of, flat
@@ -48,10 +49,9 @@ def test_exact(what: str) -> None:
     check_exact(conv, one)
 
 
-def test_random_problems() -> None:
-    """Whatever the sizes, a legal tile is exact."""
-    draw, found = random.Random(11), 0
-    while found < 10:
+def cases(draw: random.Random) -> Iterator[tuple[Conv2d, WarpSpecializedTile]]:
+    """Problems and tiles, some of which are illegal."""
+    while True:
         groups = draw.choice([1, 1, 1, 4])
         shape = f"n{draw.randint(1, 4)}-c{8 * groups * draw.randint(1, 20)}x{draw.randint(3, 16)}x{draw.randint(3, 17)}"
         ending = draw.choice(["", "-bias", "-bias-add-relu"]) + ("-g4" if groups > 1 else "")
@@ -62,10 +62,12 @@ def test_random_problems() -> None:
             stages=draw.randint(2, 4), groups=draw.randint(1, 2), pingpong=draw.randint(1, 2), cluster=draw.choice([1, 1, 2]),
             shared=draw.choice(["windows", "filters", "accumulators"]),
         )  # fmt: skip
-        if violations(conv, one, SMALL):
-            continue
-        found += 1
-        check_exact(conv, one, range(found, found + 1))
+        yield conv, one
+
+
+def test_random_problems() -> None:
+    """Whatever the sizes, a legal tile is exact."""
+    check_random(cases(random.Random(11)), 10)
 
 
 @pytest.mark.parametrize(

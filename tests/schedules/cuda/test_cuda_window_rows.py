@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from warp_specialized import SMALL, check_exact, tile
+from warp_specialized import SMALL, check_exact, check_random, tile
 
 from im2win.device.gpu import H200
 from im2win.packing.window_rows import copy_columns, pixel_elements, window_row_problem
@@ -51,10 +52,9 @@ def test_exact(what: str) -> None:
     check_exact(conv, one, range(1))
 
 
-def test_random_problems() -> None:
-    """Whatever the sizes, a legal tile is exact."""
-    draw, found = random.Random(5), 0
-    while found < 4:
+def cases(draw: random.Random) -> Iterator[tuple[Conv2d, WarpSpecializedTile]]:
+    """Problems and tiles, some of which are illegal."""
+    while True:
         kernel = draw.randint(1, 7), draw.randint(2, 7)
         shape = f"n{draw.randint(1, 3)}-c{draw.randint(1, 8)}x{draw.randint(7, 20)}x{draw.randint(7, 21)}"
         ending = f"-s{draw.randint(1, 3)}.{draw.randint(1, 4)}" + draw.choice(["", "-p1", "-p2"])
@@ -66,10 +66,12 @@ def test_random_problems() -> None:
             pingpong=draw.randint(1, 2), taps=draw.choice([1, kernel[0]]), cluster=draw.choice([1, 2]),
             shared=draw.choice(["windows", "filters", "accumulators"]),
         )  # fmt: skip
-        if violations(conv, one, SMALL):
-            continue
-        found += 1
-        check_exact(conv, one, range(found, found + 1))
+        yield conv, one
+
+
+def test_random_problems() -> None:
+    """Whatever the sizes, a legal tile is exact."""
+    check_random(cases(random.Random(5)), 4)
 
 
 @pytest.mark.parametrize(
