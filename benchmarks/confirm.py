@@ -54,7 +54,7 @@ def _confirm(path: Path, pool: ProcessPoolExecutor, drop: bool) -> list[str]:
     if "study" not in found:
         return _confirm_result(path, pool)
     if found["study"] not in (UNTUNED, *studies.LISTINGS):
-        return ["it does not name its problems"] if stale(found.get("digests", {})) else []
+        return ["it does not name its problems"] if stale(found.get("digests", {}), studies.timed(found)) else []
     if not found.get("digests") or (device := device_named(found["device"])) is None:
         return ["no digests" if not found.get("digests") else f"{found['device']} is unknown"]
     new, reasons = (_untuned if found["study"] == UNTUNED else _study)(found, device, pool, drop)

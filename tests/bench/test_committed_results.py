@@ -14,6 +14,7 @@ import pytest
 
 from im2win.bench.results import Result, Row, slower_choices
 from im2win.bench.source import stale
+from im2win.studies.confirmation import timed
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
 FILES = {path.relative_to(ROOT).as_posix(): path for kind in ("results", "studies") for path in sorted(ROOT.glob(f"{kind}/*/*.json"))}
@@ -102,7 +103,7 @@ def found(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_as_old_as_the_table_says(name: str) -> None:
     values = found(name)
-    why, stated = stale(values.get("confirmed") or values.get("digests", {})), STALE.get(name)
+    why, stated = stale(values.get("confirmed") or values.get("digests", {}), timed(values)), STALE.get(name)
     state = f"is older than the kernels it times ({why})" if why else "was made by today's kernels"
     assert why == stated, f"benchmarks/{name} {state}, and STALE says {stated!r}.\n{AGAIN}"
 

@@ -102,8 +102,25 @@ def test_stale_names_what_changed(target: str) -> None:
     assert source.stale(today) is None
     assert source.stale({**today, "source": "other"}) is None  # other code, but the same kernels and choices
     assert source.stale({}) == "no digest"
-    assert source.stale({**today, "kernels": "other"}) == "other kernels"
-    assert source.stale({**today, "kernels": "x", "choice": "y"}) == "other kernels and choice"
+    method, other = source.methods_of(target)[:2]
+    changed = {**today, method: "other"}
+    assert source.stale(changed) == source.stale(changed, [method, other]) == "other kernels" and source.stale(changed, [other]) is None
+    assert source.stale({**changed, "choice": "y"}) == "other kernels and choice"
+    assert source.stale(today, ["direct/none"]) == "other kernels"
+
+
+@pytest.mark.parametrize("target", sources.TARGETS)
+def test_a_file_with_one_digest_of_all_methods_is_older(target: str) -> None:
+    """As files held them before each method had its own."""
+    before = {name: value for name, value in source.digests(target).items() if "/" not in name} | {"kernels": "0" * 16}
+    assert source.stale(before) == source.stale(before, ["direct/tiled"]) == "other kernels"
+    assert not source.same_kernels(before, "direct/tiled") and source.kernels_of(before) == ()
+
+
+def test_results_name_the_methods_that_they_time() -> None:
+    rows = [{"algorithm": "mec/tiled", "untuned_algorithm": "direct/tiled"}, {"algorithm": "", "failed": "why"}, {"algorithm": "mec/tiled"}]
+    assert source.timed("papers12", rows) == {"mec/tiled", "direct/tiled"}
+    assert source.timed("ladder-papers12", rows) is None and source.timed("papers12", [{"tensor_bytes": 1}]) is None
 
 
 def test_the_study_of_untuned_choices_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

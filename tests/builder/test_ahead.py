@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tvm
-from recorded import beside_default, fill, ok
+from recorded import TODAY, beside_default, fill, ok
 
 from im2win import Conv2d
 from im2win.builder import batch as ahead
@@ -16,7 +16,6 @@ from im2win.builder.cache import Artefacts
 from im2win.device.cpu import Machine
 from im2win.records.log import Log
 from im2win.registry.ranking import default_tile
-from im2win.registry.sources import code_digest
 
 CONVS = [Conv2d(1, 3, 8, 8, 4 + i, 3) for i in range(5)]
 
@@ -37,7 +36,7 @@ def test_where_records_must_meet_a_default_first_the_workers_rank_it(tmp_path: P
     """Whether an operator is missing is asked in the caller's process, for all layers in turn."""
     conv, device = Conv2d(1, 8, 12, 12, 16, 1), Machine.host()
     tile = default_tile(conv, "mec/tiled", device)[1].as_dict()
-    facts = {"device": device.name, "threads": device.threads, "tvm": tvm.__version__, "generator": code_digest("cpu")}
+    facts = {"device": device.name, "threads": device.threads, "tvm": tvm.__version__, "generator": TODAY}
     record = ok(1e-3, conv, algorithm="mec/tiled", tile=tile, **facts)
     chooser = Chooser(tmp_path / "cache", str(fill(Log(tmp_path / "logs"), record).folder))
     with monkeypatch.context() as patch:

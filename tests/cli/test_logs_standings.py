@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from recorded import beside_default, fill, ok
+from recorded import TODAY, beside_default, fill, ok
 
 from im2win.device.cpu import Machine
 from im2win.records.emission import emitted
@@ -17,7 +17,6 @@ from im2win.records.log import Log
 from im2win.records.proofs import current_proof
 from im2win.records.record import Record
 from im2win.registry.ranking import default_tile
-from im2win.registry.sources import code_digest
 from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n1-c8x10x10-k16x1x1")
@@ -28,7 +27,7 @@ def unmet(**changes: Any) -> Record:
     """A record of a schedule that is not the default's."""
     name = "mec/tiled" if default_tile(CONV, machine=HOST)[0] != "mec/tiled" else "direct/tiled"
     tile = default_tile(CONV, name, HOST)[1].as_dict()
-    facts = {"device": HOST.name, "threads": HOST.threads, "tvm": tvm.__version__, "generator": code_digest("cpu")}
+    facts = {"device": HOST.name, "threads": HOST.threads, "tvm": tvm.__version__, "generator": TODAY}
     return ok(1e-3, CONV, algorithm=name, tile=tile, **{**facts, **changes})
 
 

@@ -42,7 +42,7 @@ def test_a_kernel_is_emitted_once_for_all_processes(emitted: list[Record], tmp_p
     emitted_once(replace(RECORD, tile={"rows": 8}))
     assert len(emitted) == 2
     (path,) = (tmp_path / "emitted").iterdir()
-    assert code_digest("cpu") in path.name and tvm.__version__ in path.name and path.read_text().count("\n") == 2
+    assert code_digest("cpu", RECORD.method) in path.name and tvm.__version__ in path.name and path.read_text().count("\n") == 2
 
 
 def test_the_file_is_closed_again(emitted: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +101,5 @@ def test_records_of_older_source_apply_where_their_kernel_is_known(emitted: list
     assert stale(RECORD) is None and "its kernel has changed" in str(stale(replace(RECORD, fingerprint="old")))
     _another_process()
     assert applies_at_once(RECORD, []) and not applies_at_once(replace(RECORD, fingerprint="old"), [])
-    assert applies_at_once(replace(RECORD, tile={"rows": 2}, generator=code_digest("cpu")), [])
+    assert applies_at_once(replace(RECORD, tile={"rows": 2}, generator=code_digest("cpu", RECORD.method)), [])
     assert not applies_at_once(replace(RECORD, tvm="0.1"), []) and len(emitted) == 1

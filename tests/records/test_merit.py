@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tvm
-from recorded import bad, beside_default, fill, ok
+from recorded import TODAY, bad, beside_default, fill, ok
 
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200, KNOWN
@@ -27,14 +27,14 @@ from im2win.registry import sources
 from im2win.registry.cpu_backend import CpuBackend
 from im2win.registry.ranking import default_of, ranked_tiles
 from im2win.registry.schedules import candidates, schedule_of
-from im2win.registry.sources import choice_digest, code_digest
+from im2win.registry.sources import choice_digest, code_digest, target_digest
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.layers import tuned_before
 
 CONV = Conv2d.parse("n1-c8x12x12-k16x1x1")
 HERE = Machine("intel-xeon", "rocketlake", "avx512f", 2, 16, 32, 48 << 10, 2 << 20, 32 << 20)
 THERE = replace(HERE, mcpu="icelake", l2_bytes=1 << 20)
-FACTS: dict[str, Any] = {"tvm": tvm.__version__, "generator": code_digest("cpu")}
+FACTS: dict[str, Any] = {"tvm": tvm.__version__, "generator": TODAY}
 
 
 @pytest.fixture(autouse=True)
@@ -282,8 +282,8 @@ def test_a_caller_that_keeps_defaults_is_asked(log: Log, unranked: None) -> None
 
 def prove(log: Log, monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Gives the records of a machine a proof of their kernels, and the machine's folder its numbers."""
-    records = frozenset(map(identity, log))
-    (log.folder / machine.name / FILE).write_text(Proof(tvm.__version__, "cpu", code_digest("cpu"), records).to_text())
+    records, digests = frozenset(map(identity, log)), {record.method: code_digest("cpu", record.method) for record in log}
+    (log.folder / machine.name / FILE).write_text(Proof(tvm.__version__, "cpu", digests, records).to_text())
     monkeypatch.setattr("im2win.records.standings.device_of", lambda *_: machine)
 
 
@@ -384,4 +384,4 @@ def test_the_source_that_selects_defaults() -> None:
         names = {str(path) for path in chosen - generators}
         assert generators < chosen and {"registry/ranking.py", f"registry/{target}_backend.py", "records/merit.py"} < names
         assert not {f"registry/{other}_backend.py" for other in sources.TARGETS if other != target} & names
-        assert any(sources.chooses(Path(name)) for name in names) and choice_digest(target) != code_digest(target)
+        assert any(sources.chooses(Path(name)) for name in names) and choice_digest(target) != target_digest(target)

@@ -57,13 +57,13 @@ def test_what_a_proof_covers_is_not_emitted_again(log: Log, good: Record, monkey
 
 def test_what_today_s_source_made_is_not_emitted_again(good: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "emitted_now", nothing_is_emitted)
-    assert stale(replace(good, generator=code_digest("cpu"))) is None
+    assert stale(replace(good, generator=code_digest("cpu", good.method))) is None
 
 
 def test_a_proof_of_other_source_or_of_another_tvm_covers_nothing(log: Log, good: Record) -> None:
     restamp(log, good.device)
     path = log.folder / good.device / FILE
-    for name, value in (("source", "0" * 16), ("tvm", "0.1"), ("target", "tpu"), ("records", 3)):
+    for name, value in (("sources", {good.method: "0" * 16}), ("sources", []), ("tvm", "0.1"), ("target", "tpu"), ("records", 3)):
         path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
         assert not proven(good, [log])
         restamp(log, good.device)
@@ -78,7 +78,7 @@ def test_choices_that_are_out_of_date_still_state_the_device(log: Log, good: Rec
     path = log.folder / good.device / FILE
     numbers = {"threads": 2, "lanes": 8, "registers": 16, "l1_bytes": 1, "l2_bytes": 2, "l3_bytes": 3}
     choices = Choices("0" * 16, numbers, {}).to_json()
-    path.write_text(json.dumps({**json.loads(path.read_text()), "source": "0" * 16, "choices": choices}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sources": {good.method: "0" * 16}, "choices": choices}))
     restamp(log, good.device)
     stated, current = Proof.from_text(path.read_text()), current_proof(path.parent)
     assert stated is not None and stated.choices is not None and stated.choices.device == numbers
@@ -89,14 +89,14 @@ def test_a_forged_stamp_is_found(log: Log, good: Record) -> None:
     """A proof that lists a record whose kernel is another covers it, until everything is emitted anew."""
     forged = replace(good, fingerprint="f" * 16, seed=1)
     log.append(forged)
-    proof = Proof(tvm.__version__, "cpu", code_digest("cpu"), frozenset(map(proofs.identity, (good, forged))))
+    proof = Proof(tvm.__version__, "cpu", {good.method: code_digest("cpu", good.method)}, frozenset(map(proofs.identity, (good, forged))))
     (log.folder / good.device / FILE).write_text(proof.to_text())
     assert stale(forged, [log]) is None
-    verdicts = {one.record: one.reason for one in restamp(log, good.device, write=False)}
+    verdicts = {one.record: one.reason for one in restamp(log, good.device, write=False, anew=True)}
     assert verdicts[good] is None and "has changed" in str(verdicts[forged])
-    restamp(log, good.device, anew=False)
+    restamp(log, good.device)
     assert proven(forged, [log])
-    restamp(log, good.device, processes=2)
+    restamp(log, good.device, processes=2, anew=True)
     assert proven(good, [log]) and not proven(forged, [log]) and stale(forged, [log]) == verdict(forged).reason
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from im2win.bench.results import OURS, UNTUNED, Result, Row
-from im2win.bench.source import KERNELS, RUNTIME, TARGET, digests, stale
+from im2win.bench.source import RUNTIME, TARGET, digests, same_kernels, stale, timed
 from im2win.builder.build import looked_up
 from im2win.device.gpu import H200, KNOWN
 from im2win.records.emission import EmissionError, emitted
@@ -60,13 +60,12 @@ def checked(
     """
     if row.failed is not None or not row.tile:
         return Checked(row, f"{row.layer}: its kernel is not known")
-    today = digests(made[TARGET])
-    if made.get(RUNTIME) != today.get(RUNTIME):
+    if made.get(RUNTIME) != digests(made[TARGET]).get(RUNTIME):
         return Checked(row, f"{row.layer}: other code ran its kernel's loops")
-    conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == today[KERNELS]
+    conv = Conv2d.parse(row.conv)
     name, tile, tier = looked_up(conv, device, logs, algorithm, accuracy)
     row = _with_default(row, (name, tile.as_dict()), tier, device, Log(logs or PACKAGED))
-    found = _compared(row.layer, conv, (row.algorithm, row.tile), (name, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
+    found = _compared(row.layer, conv, (row.algorithm, row.tile), (name, tile.as_dict()), row.fingerprint, device, made)
     if isinstance(found, str):
         return Checked(row, found)
     if tier != row.tier:
@@ -76,8 +75,8 @@ def checked(
         return Checked(row)
     name, tile = default_tile(conv, algorithm, device, accuracy)
     default = _compared(
-        f"{row.layer}, default", conv, (row.untuned_algorithm, row.untuned_tile), (name, tile.as_dict()), row.untuned_fingerprint, same,
-        device, made[TARGET],
+        f"{row.layer}, default", conv, (row.untuned_algorithm, row.untuned_tile), (name, tile.as_dict()), row.untuned_fingerprint,
+        device, made,
     )  # fmt: skip
     if isinstance(default, str):
         return Checked(row, default)
@@ -106,20 +105,26 @@ def _with_default(row: Row, today: Choice, tier: str, device: Device, log: Log) 
 
 
 def _compared(
-    what: str, conv: Conv2d, timed: Choice, today: Choice, fingerprint: str, same: bool, device: Device, target: str
+    what: str, conv: Conv2d, before: Choice, today: Choice, fingerprint: str, device: Device, made: Mapping[str, str]
 ) -> tuple[str] | str:
     """The fingerprint of a kernel that is chosen today as it was, or the reason why it is another.
 
+    It is emitted only where its method's source has changed since, or where its fingerprint is not known.
+
     Args:
+        before: what was timed.
         fingerprint: of the kernel that was timed; "" if the file does not say.
-        same: whether today's source generates all kernels as the source that made the file did.
+        made: digests of the source that made the file, or that confirmed it last.
     """
-    if timed != today:
-        return f"{what}: {timed[0]} was timed, today it is {today[0]}" if timed[0] != today[0] else f"{what}: another tile of {today[0]}"
+    if before != today:
+        return f"{what}: {before[0]} was timed, today it is {today[0]}" if before[0] != today[0] else f"{what}: another tile of {today[0]}"
+    same = same_kernels(made, today[0])
+    if fingerprint and same:
+        return (fingerprint,)
     if not fingerprint and not same:
         return f"{what}: the file does not say which kernel was timed, and the source that made it was another"
     try:
-        now = emitted(conv, *timed, target, KNOWN.get(device.name, H200))
+        now = emitted(conv, *today, made[TARGET], KNOWN.get(device.name, H200))
     except EmissionError as error:
         return f"{what}: {error}"
     return (now,) if fingerprint in ("", now) else f"{what}: its kernel has changed since"
@@ -129,7 +134,7 @@ def confirmed(result: Result, rows: list[Checked]) -> Result:
     """The result with its rows' fingerprints, and with today's digests if every row was found to be equal."""
     layers = [one.row for one in rows]
     today = digests(result.digests[TARGET])
-    if stale(result.digests) is None:
+    if stale(result.digests, timed(result.suite, map(vars, result.layers))) is None:
         return dataclasses.replace(result, layers=layers, confirmed={})
     if any(one.reason for one in rows):
         return dataclasses.replace(result, layers=layers)

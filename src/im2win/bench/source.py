@@ -9,12 +9,16 @@ import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from im2win.registry import sources
+from im2win.registry.schedules import SCHEDULES
 
-TARGET, SOURCE, KERNELS, CHOICE = "target", "source", "kernels", "choice"  # what a result file's `digests` hold
+TARGET, SOURCE, CHOICE = "target", "source", "choice"  # what a result file's `digests` hold, beside one for each method, by its name
 RUNTIME = "runtime"  # the same where threads of this package run the kernels
 MODELS = "models"  # the same of files that time whole models
+KERNELS = "kernels"  # how `stale` calls the methods' digests; files of before held one of all methods under this name
+_LADDER = "ladder-"  # suites whose rows time kernels beside those of the registry's methods
 
 _SUFFIXES = (".py", ".hpp", ".cpp", ".h", ".c")
 
@@ -26,25 +30,60 @@ def source_digest() -> str:
 
 
 def digests(target: str, models: bool = False) -> dict[str, str]:
-    """What a result file carries: the target, digests of the whole source, of what generates its kernels, what chooses and what runs them.
+    """What a result file carries: the target, digests of the whole source, of what chooses, runs and generates kernels.
 
-    With `models` also that of what compiles everything else in a model.
+    The last ones are by method, under the name of each that the target has. With `models` also that of what compiles everything else in a
+    model.
     """
-    made = {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.look_up_digest(target)}
+    kernels = {method: sources.code_digest(target, method) for method in methods_of(target)}
+    return {TARGET: target, SOURCE: source_digest(), **_beside_kernels(target, models), **kernels}
+
+
+def _beside_kernels(target: str, models: bool) -> dict[str, str]:
+    made = {CHOICE: sources.look_up_digest(target)}
     made |= {RUNTIME: runtime} if (runtime := sources.runtime_digest(target)) else {}
     return {**made, MODELS: sources.model_digest()} if models else made
 
 
-def stale(found: Mapping[str, str]) -> str | None:
+def methods_of(target: str) -> list[str]:
+    """The methods that have kernels for a target, "cpu" or "cuda"."""
+    return [key for key, row in SCHEDULES.items() if (row.cuda is not None if target == "cuda" else row.scheduler.family != "none")]
+
+
+def kernels_of(found: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The methods that digests name, with theirs, in order: equal for equal kernels."""
+    return tuple(sorted((name, digest) for name, digest in found.items() if "/" in name))
+
+
+def same_kernels(found: Mapping[str, str], method: str) -> bool:
+    """Whether today's source generates a method's kernels as the source with these digests did."""
+    return sources.is_current(found[TARGET], method, found.get(method, ""))
+
+
+def timed(suite: str, rows: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
+    """The methods whose kernels the rows of a result time, as chosen and as the default; None if they do not name all of them.
+
+    Args:
+        suite: the result's.
+        rows: with the fields of `im2win.bench.results.Row`.
+    """
+    named = frozenset(row[name] for row in rows for name in ("algorithm", "untuned_algorithm") if row.get(name))
+    return None if suite.startswith(_LADDER) or not named else named
+
+
+def stale(found: Mapping[str, str], methods: Iterable[str] | None = None) -> str | None:
     """Why a result file is older than the kernels it times, or None if it is not.
 
     Args:
         found: its digests; empty in files from before they were written.
+        methods: those whose kernels it times (`timed`); None for all that its digests name. A file whose digests name none is older.
     """
     if not found:
         return "no digest"
-    today = digests(found[TARGET], models=MODELS in found)
-    changed = [name for name in (KERNELS, CHOICE, RUNTIME, MODELS) if found.get(name) != today.get(name)]
+    today = _beside_kernels(found[TARGET], MODELS in found)
+    every = [name for name, _ in kernels_of(found)] if methods is None else list(methods)
+    changed = [] if every and all(same_kernels(found, method) for method in every) else [KERNELS]
+    changed += [name for name in (CHOICE, RUNTIME, MODELS) if found.get(name) != today.get(name)]
     return f"other {' and '.join(changed)}" if changed else None
 
 

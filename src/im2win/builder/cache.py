@@ -1,7 +1,7 @@
 """Artefact cache: a folder of built operators, so that later processes load an operator instead of compiling it.
 
-Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it. The digest covers the tile, the fingerprint of
-the code that generates the kernel, the device and the versions. ``<folder>/<device>/defaults/`` stores the algorithm and tile that the
+Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it. The digest covers the tile, the source of
+the method's kernels, the device and the versions. ``<folder>/<device>/defaults/`` stores the algorithm and tile that the
 analytic model ranks first for untuned layers, since ranking takes longer than loading an operator.
 """
 
@@ -38,8 +38,8 @@ def _digest(values: Any) -> str:
 def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device: Any) -> str:
     """The file name of a built operator.
 
-    It holds the problem's key, the algorithm, and a digest of the tile, the generating code, the versions and the device (`Machine` or
-    `Gpu`).
+    It holds the problem's key, the algorithm, and a digest of the tile, the source of that algorithm's kernels, the versions and the device
+    (`Machine` or `Gpu`). So a stored operator outlives changes of other schedules.
     """
     import tvm
 
@@ -47,7 +47,7 @@ def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device:
 
     backend = backend_for(device)
     instructions = getattr(device, "isa", "") or device.arch
-    what = [dict(tile), code_digest(backend.target), tvm.__version__, __version__, backend.name, backend.threads, instructions]
+    what = [dict(tile), code_digest(backend.target, algorithm), tvm.__version__, __version__, backend.name, backend.threads, instructions]
     return f"{conv}.{algorithm.replace('/', '-')}.{_digest(what)}"
 
 

@@ -24,19 +24,23 @@ _DIGITS = 16
 
 
 def known(record: Record) -> str | None:
-    """The fingerprint of the kernel that today's source emits for a record's candidate; None if it was never emitted."""
-    return _content(_path(record.target)).get(_candidate(record))
+    """The fingerprint of the kernel that today's source emits for a record's candidate; None if it was never emitted.
+
+    Raises:
+        ValueError: the registry has no row of its method.
+    """
+    return _content(_path(record)).get(_candidate(record))
 
 
 def emitted_once(record: Record) -> str:
     """As `known`; a kernel that was never emitted is emitted now, and its fingerprint is kept.
 
     Raises:
-        EmissionError: as `emission.emitted_now`. It is not kept.
+        EmissionError: as `emission.emitted_now`. It is not kept. ValueError: as `known`.
     """
     if (found := known(record)) is not None:
         return found
-    fingerprint, path = emitted_now(record), _path(record.target)
+    fingerprint, path = emitted_now(record), _path(record)
     _content(path)[_candidate(record)] = fingerprint
     with contextlib.suppress(OSError):  # it is only slower without
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +58,13 @@ def _candidate(record: Record) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
 
 
-def _path(target: str) -> Path:
-    """The file of a target, today's source and this TVM."""
-    return default_folder() / "emitted" / f"{target}-{code_digest(target)}-{tvm.__version__}.txt"
+def _path(record: Record) -> Path:
+    """The file of a record's target and method, today's source of these and this TVM."""
+    method, digest = record.method.replace("/", "-"), code_digest(record.target, record.method)
+    return default_folder() / "emitted" / f"{record.target}-{method}-{digest}-{tvm.__version__}.txt"
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def _content(path: Path) -> dict[str, str]:
     """What the file held when this process first asked. Lines that are not whole are skipped."""
     try:

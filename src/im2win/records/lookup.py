@@ -21,7 +21,7 @@ from im2win.records.record import Record, TileValue, parse_key
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Tile
 from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
-from im2win.registry.sources import code_digest
+from im2win.registry.sources import is_current
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -85,7 +85,7 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
     if record.method not in SCHEDULES:
         return f"there is no {methods.shown(record.method)} any more"
-    if proven(record, (*logs, _log(PACKAGED))) or record.generator == code_digest(record.target):
+    if proven(record, (*logs, _log(PACKAGED))) or is_current(record.target, record.method, record.generator):
         return None
     return verdict(record, emitted_once).reason
 
@@ -94,7 +94,8 @@ def applies_at_once(record: Record, logs: Sequence[Log]) -> bool:
     """Whether a record is known to apply without emitting its kernel. False says nothing."""
     if record.tvm != tvm.__version__ or record.method not in SCHEDULES:
         return False
-    return record.generator == code_digest(record.target) or known(record) == record.fingerprint or proven(record, logs)
+    here = is_current(record.target, record.method, record.generator)
+    return here or known(record) == record.fingerprint or proven(record, logs)
 
 
 def tile_violations(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:

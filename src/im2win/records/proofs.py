@@ -1,9 +1,9 @@
 """Proofs that the records of a log still apply: today's code emitted each candidate again, and its kernel is equal to the recorded one.
 
 Emitting a kernel takes a tenth of a second for a GPU and half a second for a CPU, which is too long for every look-up. `im2win logs
-restamp` therefore makes a proof once and stores it beside the records as ``<folder>/<device>/proof.json``. It holds digests of the source
-that emitted the kernels (`im2win.registry.sources`) and of every record whose kernel is equal. While the source is unchanged, no kernel is
-emitted again.
+restamp` therefore makes a proof once and stores it beside the records as ``<folder>/<device>/proof.json``. It holds, by method, a digest of
+the source that emitted its kernels (`im2win.registry.sources`), and a digest of every record whose kernel is equal. While the source of a
+method is unchanged, no kernel of it is emitted again, whatever has changed elsewhere.
 
 The proof also lists how the records of every layer stand against the default tile (`im2win.records.merit`), so that no space is ranked for
 them (`Choices`).
@@ -101,25 +101,34 @@ class Proof:
     Attributes:
         tvm: version that emitted the kernels.
         target: kind of the device.
-        source: digest of the source that emitted them (`sources.code_digest`).
+        sources: by method, digest of the source that emitted its kernels (`sources.code_digest`). Empty in proofs of before, which hold one
+            digest of all methods' source: these cover no record any more.
         records: identities of the records whose kernels are equal.
         choices: how the records stand against default tiles; None if that was not found, or is out of date.
     """
 
     tvm: str
     target: str
-    source: str
+    sources: Mapping[str, str] = field(hash=False)
     records: frozenset[str] = field(repr=False)
     choices: Choices | None = field(default=None, repr=False)
 
-    def current(self) -> bool:
-        """Whether it was made with this version of TVM and with today's source."""
+    def about(self, method: str) -> bool:
+        """Whether it was made with this version of TVM and today's source of a method's kernels."""
         made_here = self.tvm == tvm.__version__ and self.target in sources.TARGETS
-        return made_here and self.source == sources.code_digest(self.target)
+        return made_here and sources.is_current(self.target, method, self.sources.get(method, ""))
+
+    def current(self) -> bool:
+        """Whether it is about every method that it names, of which there is one at least."""
+        return bool(self.sources) and all(map(self.about, self.sources))
+
+    def covers(self, record: Record) -> bool:
+        """Whether today's source is known to emit a record's kernel."""
+        return identity(record) in self.records and self.about(record.method)
 
     def to_text(self) -> str:
         """The file's text: one identity a line, so that a version-control diff is readable."""
-        facts = {"tvm": self.tvm, "target": self.target, "source": self.source}
+        facts = {"tvm": self.tvm, "target": self.target, "sources": dict(sorted(self.sources.items()))}
         choices = {"choices": self.choices.to_json()} if self.choices else {}
         return json.dumps({**facts, **choices, "records": sorted(self.records)}, indent=0) + "\n"
 
@@ -128,25 +137,26 @@ class Proof:
         """The proof in a file's text; None if the text is not a proof."""
         try:
             found = json.loads(text)
-            facts = {name: str(found[name]) for name in ("tvm", "target", "source")}
-            return cls(records=frozenset(map(str, found["records"])), choices=Choices.from_json(found.get("choices")), **facts)
-        except (ValueError, TypeError, KeyError, RecursionError):
+            by_method = {str(method): str(digest) for method, digest in dict(found.get("sources", {})).items()}
+            records, choices = frozenset(map(str, found["records"])), Choices.from_json(found.get("choices"))
+            return cls(str(found["tvm"]), str(found["target"]), by_method, records, choices)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, stamp: tuple[int, int]) -> Proof | None:
     proof = Proof.from_text(path.read_text(encoding="utf-8"))
-    if proof is None or not proof.current():
+    if proof is None or not any(map(proof.about, proof.sources)):
         return None
     outdated = proof.choices is not None and not proof.choices.current(proof.target)
     return dataclasses.replace(proof, choices=None) if outdated else proof
 
 
 def current_proof(folder: Path) -> Proof | None:
-    """The proof of a device's folder; None if there is none, or if it was made from other source.
+    """The proof of a device's folder; None if there is none, or if it was made from other source of every method.
 
-    Its `choices` are None if other source selects default tiles.
+    Its `choices` are None if other source selects default tiles. What generates kernels is a part of that source.
     """
     path = folder / FILE
     try:
@@ -159,7 +169,7 @@ def current_proof(folder: Path) -> Proof | None:
 def proven(record: Record, logs: Iterable[Log]) -> bool:
     """Whether a current proof in one of these logs covers a record."""
     found = (current_proof(log.folder / record.device) for log in logs)
-    return any(proof is not None and identity(record) in proof.records for proof in found)
+    return any(proof is not None and proof.covers(record) for proof in found)
 
 
 @dataclass(frozen=True)
@@ -191,15 +201,17 @@ def restamp(
     *,
     processes: int = 1,
     write: bool = True,
-    anew: bool = True,
+    anew: bool = False,
     progress: Callable[[int, int], Any] = lambda done, of: None,
 ) -> list[Verdict]:
-    """Emits every record of a device again. The device's new proof covers the records whose kernels are equal.
+    """Emits the records of a device again that its proof does not cover: new ones, and those of methods whose source has changed.
+
+    The device's new proof covers the records whose kernels are equal.
 
     Args:
         processes: number of processes that emit in parallel.
         write: whether to write the proof; without it an existing proof stays unchanged.
-        anew: False believes the existing proof, if it is current, and emits only what it does not cover.
+        anew: whether to believe no proof, and to emit every record.
         progress: called with the number of records done and the total.
 
     Returns:
@@ -211,7 +223,7 @@ def restamp(
     records = [record for conv in log.convs(device) for record in log.read(conv, device)]
     folder = log.folder / device
     before = current_proof(folder)
-    covered = before.records if before is not None and not anew else frozenset()
+    covered = {identity(record) for record in records if before is not None and before.covers(record)} if not anew else set[str]()
     found = [Verdict(record, None) for record in records if identity(record) in covered]
     rest = [record for record in records if identity(record) not in covered]
     chunks = [rest[start : start + _CHUNK] for start in range(0, len(rest), _CHUNK)]
@@ -223,6 +235,8 @@ def restamp(
         target, equal = records[0].target, frozenset(identity(one.record) for one in found if one.reason is None)
         stated = Proof.from_text((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else None
         # choices that are out of date say nothing of layers, but still state the numbers of the device
-        proof = Proof(tvm.__version__, target, sources.code_digest(target), equal, stated.choices if stated else None)
+        methods = {record.method for record in records} & set(sources.methods())
+        by_method = {method: sources.code_digest(target, method) for method in sorted(methods)}
+        proof = Proof(tvm.__version__, target, by_method, equal, stated.choices if stated else None)
         replace_text(folder / FILE, proof.to_text())
     return found

@@ -179,7 +179,7 @@ class Record:
         target: kind of target, such as "cpu".
         tvm, im2win: versions.
         fingerprint: of the kernel that was timed (`im2win.records.emission`); `NO_KERNEL` where none was compiled.
-        generator: digest of the source that generated it (`im2win.registry.sources.code_digest`); empty if unknown.
+        generator: digest of the source of its method's kernels (`im2win.registry.sources.code_digest`); empty if unknown.
         rivals: the default tile that was measured beside it, as accuracy and digest of the source that selects it (`rivals_now`), such as
             "float32:0123456789abcdef", with ":default" behind it for that tile's own record; empty if unknown.
         seed, trial: seed of the search, and the number of this candidate in it.

@@ -112,7 +112,7 @@ def stamp(
         OSError: the proof cannot be written.
     """
     device, proof = device_of(log, name), current_proof(log.folder / name)
-    if device is None or proof is None:
+    if device is None or proof is None or not proof.current():
         what = "the device is an unknown GPU" if device is None else "its kernels have no current proof"
         raise ValueError(f"standings of `device` (={name}) cannot be listed: {what}.")
     before = proof.choices.layers if proof.choices is not None and proof.choices.about(device) else {}

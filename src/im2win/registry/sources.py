@@ -1,4 +1,4 @@
-"""Digests of the source that generates kernels, and of the source that selects untuned layers' tiles, by target.
+"""Digests of the source that generates each method's kernels, and of the source that selects untuned layers' tiles, by target.
 
 Equal digests mean equal kernels, or equal default tiles, whatever else has changed. The reverse does not hold: code may change and still
 generate the same kernel. `im2win.records.emission` tells whether it does.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.codegen.canonical_cuda import tokens
+from im2win.registry import method_source
 
 ROOT = Path(__file__).parent.parent
 DIGITS = 16
@@ -38,6 +39,7 @@ _GENERATORS = {
 }  # fmt: skip
 # Of these folders, what only CPUs' kernels are made with. `codegen/cuda.py` takes exceptions and a hash function from `codegen/llvm.py`.
 _NOT_OF = {"cpu": frozenset[str](), "cuda": frozenset({"packing/cpu_dot.py", "codegen/llvm.py"})}
+_BEGIN = ("records/emission.py", "codegen/")  # which file and folder every method's kernels come from
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there are, and nothing of how one is computed
 _SELECTORS = ("registry/backends.py", "registry/interface.py", "registry/{target}_backend.py", "registry/ranking.py", "records/merit.py")
@@ -50,6 +52,24 @@ _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say n
 def files(target: str) -> list[Path]:
     """The files that generate kernels for a target, "cpu" or "cuda"."""
     return [path for path in _generators(target) if not chooses(path.relative_to(ROOT))]
+
+
+def parts(target: str, method: str) -> dict[Path, list[ast.stmt] | None]:
+    """What can take part in the kernels of a method on a target: statements by file; None where the whole file can.
+
+    A file with device functions counts if a Python file of its folder does.
+
+    Raises:
+        ValueError: the registry has no row of that name.
+    """
+    making = files(target)
+    names = {path.relative_to(ROOT).as_posix() for path in making if path.suffix == ".py"}
+    every = {path.relative_to(ROOT).as_posix() for path in _generators(target) if path.suffix == ".py"}
+    begin = frozenset(name for name in names if name.startswith(_BEGIN))
+    area = method_source.Area(ROOT, begin, frozenset(names), frozenset(every - names))
+    found = method_source.parts(area, method)
+    folders = {path.parent for path in found}
+    return {**found, **dict.fromkeys(path for path in making if path.suffix != ".py" and path.parent in folders)}
 
 
 def choice_files(target: str) -> list[Path]:
@@ -72,8 +92,34 @@ def chooses(path: Path) -> bool:
 
 
 @functools.cache
-def code_digest(target: str) -> str:
-    """Digest of what the generator's files execute: comments, docstrings, layout and the files' names do not count."""
+def methods() -> tuple[str, ...]:
+    """The methods that the registry has a row for, in order, such as "direct/tiled"."""
+    return tuple(method_source.keys(ROOT))
+
+
+@functools.cache
+def code_digest(target: str, method: str) -> str:
+    """Digest of what can be executed to make a method's kernels for a target. While it is equal, all of them are equal.
+
+    What counts is found by following imports (`im2win.registry.method_source`). Comments, docstrings, layout and the files' names do not.
+
+    Args:
+        method: algorithm and schedule, a row of the registry, such as "direct/tiled".
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    return _together(_of_text(_python(path)) if part is None else _of_tree(part) for path, part in parts(target, method).items())
+
+
+def is_current(target: str, method: str, digest: str) -> bool:
+    """Whether a digest is today's `code_digest`; False for a method that has no row any more."""
+    return method in methods() and digest == code_digest(target, method)
+
+
+@functools.cache
+def target_digest(target: str) -> str:
+    """Digest of what the generator's files of a target execute, whatever the method."""
     return _executed(files(target))
 
 
@@ -103,7 +149,11 @@ def model_digest() -> str:
 
 
 def _executed(paths: Iterable[Path]) -> str:
-    return combined(path.read_text(encoding="utf-8") if path.suffix == ".py" else cpp(path) for path in paths)
+    return combined(map(_python, paths))
+
+
+def _python(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.suffix == ".py" else cpp(path)
 
 
 def cpp(path: Path) -> str:
@@ -113,8 +163,20 @@ def cpp(path: Path) -> str:
 
 def combined(sources: Iterable[str]) -> str:
     """Digest of what Python sources execute, in any order."""
-    each = sorted(hashlib.sha256(_plain(ast.parse(source)).encode()).hexdigest() for source in sources)
-    return hashlib.sha256("".join(each).encode()).hexdigest()[:DIGITS]
+    return _together(map(_of_text, sources))
+
+
+def _together(each: Iterable[str]) -> str:
+    return hashlib.sha256("".join(sorted(each)).encode()).hexdigest()[:DIGITS]
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_text(source: str) -> str:
+    return hashlib.sha256(_plain(ast.parse(source)).encode()).hexdigest()
+
+
+def _of_tree(statements: list[ast.stmt]) -> str:
+    return hashlib.sha256(_plain(ast.Module(statements, [])).encode()).hexdigest()
 
 
 def _is_text(statement: Any) -> bool:

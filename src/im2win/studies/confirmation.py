@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from im2win.bench.source import KERNELS, RUNTIME, TARGET, digests, stale
+from im2win.bench import source
 from im2win.bench.source import MODELS as OTHER_OPERATORS
+from im2win.bench.source import RUNTIME, TARGET, digests, same_kernels, stale
 from im2win.builder.build import looked_up
 from im2win.device.gpu import H200, KNOWN, Gpu
 from im2win.records.emission import emitted
 from im2win.registry.backends import Device
 from im2win.registry.ranking import default_tile
 from im2win.spec.conv2d import Conv2d
-from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, PYTORCH, QUANTISED, SHARED, ZOO
+from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, PYTORCH, QUANTISED, SHARED, UNTUNED, ZOO
 
 Study = Mapping[str, Any]
 Keys = Sequence[str]
@@ -64,6 +65,14 @@ LISTINGS: dict[str, Listing] = {
     SHARED: Listing("layers", lambda key: [key]),
 }
 """By name of the study."""
+
+
+def timed(values: Study) -> frozenset[str] | None:
+    """The methods whose kernels a file of results or of a study times; None if it does not name all of them."""
+    if "study" not in values:
+        return source.timed(values.get("suite", ""), values.get("layers", ()))
+    rows = [row for row in values["rows"] if "default" in row] if values["study"] == UNTUNED else []
+    return frozenset(row[what]["algorithm"] for row in rows for what in ("default", "tuned")) or None
 
 
 def problems(study: Study) -> list[str]:
@@ -141,8 +150,12 @@ def untuned_checked(row: Mapping[str, Any], device: Device, then: Mapping[str, s
     name, tile = default_tile(conv, "auto", device)
     if (row["default"]["algorithm"], row["default"]["tile"]) != (name, tile.as_dict()):
         return dict(row), f"{conv}: another default tile is chosen today"
-    choices, same = {what: row[what] for what in ("default", "tuned")}, then[KERNELS] == digests(then[TARGET])[KERNELS]
-    if not same and not all("fingerprint" in one for one in choices.values()):
+    choices = {what: row[what] for what in ("default", "tuned")}
+    known = all("fingerprint" in one for one in choices.values())
+    same = all(same_kernels(then, one["algorithm"]) for one in choices.values())
+    if known and same:
+        return dict(row), ""
+    if not same and not known:
         return dict(row), f"{conv}: the file does not say which kernels were timed, and the source that made it was another"
     now = {what: one | {"fingerprint": _fingerprint(conv, one["algorithm"], one["tile"], device)} for what, one in choices.items()}
     if not same and now != choices:
@@ -159,7 +172,7 @@ def untuned_confirmed(study: Study, checked: Sequence[tuple[dict[str, Any], str]
     then, today = made(study), _today(study)
     reasons = [*(reason for _, reason in checked if reason), *_otherwise_run(then, today)]
     left = {**study, "rows": [row for row, _ in checked]}
-    return {**left, **({} if reasons or stale(then) is None else {"confirmed": today})}, reasons
+    return {**left, **({} if reasons or stale(then, timed({"study": UNTUNED, **study})) is None else {"confirmed": today})}, reasons
 
 
 def untuned_kept(study: Study, checked: Sequence[tuple[dict[str, Any], str]]) -> tuple[dict[str, Any], list[str]]:
@@ -183,7 +196,7 @@ def held(path: Path, rows: str, facts: Mapping[str, Any]) -> list[dict[str, Any]
     if not path.exists():
         return []
     before = json.loads(path.read_text(encoding="utf-8"))
-    same = stale(made(before)) is None and all(before.get(name) == value for name, value in facts.items())
+    same = stale(made(before), timed(before)) is None and all(before.get(name) == value for name, value in facts.items())
     return list(before[rows]) if same else []
 
 

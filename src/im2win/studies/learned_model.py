@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.bench.source import KERNELS, SOURCE, source_digest
+from im2win.bench.source import SOURCE, kernels_of, source_digest
 from im2win.device.cpu import usable_cpus
 from im2win.registry.backends import Device
 from im2win.studies.entries import ANALYTIC, CHECKPOINTS, LEARNED_MODEL, NO_MODEL, OTHER_LAYERS, RANDOM, SCRATCH, SMALL_BATCHES
@@ -178,7 +178,7 @@ def _check(pools: Sequence[LayerPool], seeds: int) -> None:
     for pool in pools:
         if not pool.done:
             raise ValueError(f"the pool of {pool.name} ({pool.conv}) is measured in part only: measure the rest first.")
-    places = {(p.facts["device"], p.facts["threads"], p.facts["digests"][KERNELS], p.batch, p.ahead) for p in pools}
+    places = {(p.facts["device"], p.facts["threads"], kernels_of(p.facts["digests"]), p.batch, p.ahead) for p in pools}
     if len(places) > 1:
         raise ValueError("`pools` must be of one device, with equal numbers of threads and CPUs, and measured with one source.")
 

@@ -270,7 +270,7 @@ class Session:
             tolerance=tolerance(self.conv, self.backend.accuracy(choice.tile)),
             extra_bytes=kernel.extra_bytes if kernel else None, device=self.backend.name, threads=self.backend.threads,
             target=self.backend.target, tvm=tvm.__version__, im2win=__version__,
-            fingerprint=kernel.fingerprint if kernel else NO_KERNEL, generator=code_digest(self.backend.target),
+            fingerprint=kernel.fingerprint if kernel else NO_KERNEL, generator=code_digest(self.backend.target, choice.algorithm),
             rivals=self._beside(choice), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip

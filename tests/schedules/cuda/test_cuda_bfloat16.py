@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from recorded import beside_default, fill, ok
+from recorded import TODAY, beside_default, fill, ok
 
 from im2win.device.gpu import H200
 from im2win.numerics.tolerance import tolerance
@@ -17,7 +17,6 @@ from im2win.records.lookup import choose, search
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
-from im2win.registry.sources import code_digest
 from im2win.spec.conv2d import Conv2d
 
 HALF = Conv2d.parse("n4-c64x28x28-k64x3x3-p1-float16-NHWC")
@@ -27,7 +26,7 @@ NAME = "implicit_gemm/tiled"
 
 def record(conv: Conv2d, tile: Any) -> Any:
     facts = {"algorithm": NAME, "device": backend_for(H200).name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
-    return ok(1e-5, conv, generator=code_digest("cuda"), tile=tile.as_dict(), error=0.0, tolerance=tolerance(conv), **facts)
+    return ok(1e-5, conv, generator=TODAY, tile=tile.as_dict(), error=0.0, tolerance=tolerance(conv), **facts)
 
 
 def test_default_tiles_are_those_of_float16() -> None:

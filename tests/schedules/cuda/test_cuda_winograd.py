@@ -12,7 +12,7 @@ import pytest
 import tvm
 from emulated import ROWS, Emulated, Kernel, differences, expected, generated, tiles, typed
 from oracle import exact_tensors, normal_tensors
-from recorded import beside_default, fill, ok
+from recorded import TODAY, beside_default, fill, ok
 
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error, reference
@@ -26,7 +26,6 @@ from im2win.records.lookup import search
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates
-from im2win.registry.sources import code_digest
 from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.multistage import pack_of, product_of
@@ -239,7 +238,7 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
     assert taken == {plain: [2, 4], clipped: [2]}
     assert default_tile(plain, "winograd/tiled", H200)[1].outputs == 4 and default_tile(clipped, "winograd/tiled", H200)[1].outputs == 2
     facts = {"algorithm": "winograd/tiled", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
-    facts["generator"] = code_digest("cuda")
+    facts["generator"] = TODAY
     made = [ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]]
     fill(log, *made[1:], *beside_default(made[0], H200, ["winograd/tiled"]))
     found = {conv: search(conv, H200, ["winograd/tiled"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
@@ -279,7 +278,7 @@ def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> Non
     direct = MultistageTile("wg_f16", 128, 128, 128, 64, 1, 3, "uvc")
     facts = {"device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     for algorithm, tile, seconds in (("winograd/tiled", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm/tiled", direct, 1e-3)):
-        facts |= {"algorithm": algorithm, "generator": code_digest("cuda")}
+        facts |= {"algorithm": algorithm, "generator": TODAY}
         fill(log, *beside_default(ok(seconds, HALF, tile=tile.as_dict(), **facts), H200, accuracy="winograd", slower=100))
     for accuracy in ("exact", "float32", "tf32"):
         fill(log, *beside_default(ok(1e-3, HALF, tile=direct.as_dict(), **facts), H200, accuracy=accuracy, slower=100))

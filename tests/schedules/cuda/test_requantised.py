@@ -328,7 +328,8 @@ def _record(conv: Conv2d, tile: MultistageTile) -> records.Record:
     return records.Record(
         conv=str(conv), algorithm="implicit_gemm", schedule="tiled", tile=tile.as_dict(), outcome="ok", message="", samples_s=(1e-4,) * 3,
         error=0.0, tolerance=0.0, extra_bytes=0, device=backend_for(H200).name, threads=1, target="cuda", tvm=tvm.__version__,
-        im2win=__version__, fingerprint="0" * 16, generator=code_digest("cuda"), seed=0, trial=0, date="2026-01-01T00:00:00+00:00",
+        im2win=__version__, fingerprint="0" * 16, generator=code_digest("cuda", "implicit_gemm/tiled"), seed=0, trial=0,
+        date="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 import tvm
 from emulated import MARK, ROWS, Emulated, Kernel, differences, expected, generated, typed
 from oracle import exact_tensors, normal_tensors
-from recorded import fill, ok
+from recorded import TODAY, fill, ok
 
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
@@ -31,7 +31,6 @@ from im2win.registry import cuda_lowering, interface
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
-from im2win.registry.sources import code_digest
 from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.studies.winograd_tc import kernel, legality
 from im2win.schedules.studies.winograd_tc.legality import violations
@@ -304,7 +303,7 @@ def test_records_come_back(log: Log) -> None:
     tile = default_tile(CONV, "winograd/tensor_cores", H200, "winograd")[1]
     assert TensorCoreTile.from_dict(tile.as_dict()) == tile == backend_for(H200).tile(ROW, tile.as_dict())
     facts = {"algorithm": "winograd/tensor_cores", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
-    facts |= {"generator": code_digest("cuda"), "tile": tile.as_dict()}
+    facts |= {"generator": TODAY, "tile": tile.as_dict()}
     fill(log, ok(1e-5, CONV, error=1e-3, tolerance=tolerance(CONV, "winograd"), **facts))
     found = choose(CONV, H200, ["winograd/tensor_cores"], log.folder, "winograd")
     assert found is not None and (found.tier, found.tile) == ("exact", tile)

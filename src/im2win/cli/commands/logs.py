@@ -169,10 +169,13 @@ def restamp(
     choices: Annotated[
         bool, typer.Option("--choices", help="Emit nothing: only find which records beat today's default tiles. Needs a current proof.")
     ] = False,
-    new: Annotated[bool, typer.Option("--new", help="Only records and layers that a proof of today's source does not list.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="List only the layers that a proof of today's source does not.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Emit every record's kernel, whatever a proof says.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes that work; one for each CPU by default.")] = None,
 ) -> None:
-    """Emit every record's kernel again and compare. Records whose kernels are equal stay valid without being emitted again.
+    """Emit the kernels of records again and compare. Records whose kernels are equal stay valid without being emitted again.
+
+    Only records that no proof of today's source covers are emitted: new ones, and those of methods whose source has changed.
 
     Then rank every layer's tiles and list how its records stand against the default tile, so that the look-up need not. The proof is
     written beside the records, as proof.json in the device's folder.
@@ -182,7 +185,7 @@ def restamp(
     log, differ = _open(folder), 0
     for name in log.devices() if device is None else [device]:
         if not choices:
-            differ += _emit_again(log, name, processes or usable_cpus(), write=not check, anew=not new)
+            differ += _emit_again(log, name, processes or usable_cpus(), write=not check, anew=every)
         if not check:
             _rank_again(log, name, processes or usable_cpus(), anew=not new)
     if check and differ:

@@ -143,7 +143,7 @@ def _linked(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Ma
 
 def _kernel(built: Built) -> str:
     """What tells a kernel apart from others for its problem."""
-    return f"{built.algorithm} {sorted(built.tile.as_dict().items())} {code_digest('cpu')}"
+    return f"{built.algorithm} {sorted(built.tile.as_dict().items())} {code_digest('cpu', built.algorithm)}"
 
 
 def _quantised(one: Replaceable) -> bool:

@@ -20,7 +20,7 @@ from im2win.numerics.tolerance import tolerance
 from im2win.packing import codec
 from im2win.records.record import is_device
 from im2win.registry.backends import Device, backend_for
-from im2win.registry.sources import code_digest
+from im2win.registry.sources import target_digest
 from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.fleet.wire import PROTOCOL
@@ -94,7 +94,7 @@ class Facts:
     def of(cls, device: Device, limits: Limits) -> Facts:
         """The facts of a worker here."""
         target = backend_for(device).target
-        return cls(PROTOCOL, __version__, code_digest(target), target, dataclasses.asdict(device), dataclasses.asdict(limits))
+        return cls(PROTOCOL, __version__, target_digest(target), target, dataclasses.asdict(device), dataclasses.asdict(limits))
 
     @classmethod
     def read(cls, values: Any) -> tuple[Device, Limits]:
@@ -106,7 +106,7 @@ class Facts:
         found = _made(cls, values, "facts")
         if found.protocol != PROTOCOL or found.target not in ("cpu", "cuda"):
             raise MessageError(f"it speaks protocol {found.protocol} for target {found.target!r:.40}, this tuner {PROTOCOL}.")
-        if found.code != code_digest(found.target):
+        if found.code != target_digest(found.target):
             raise MessageError(f"it runs other code (im2win {found.im2win:.20}) than this tuner (im2win {__version__}): install the same.")
         device: Device = _made(Machine, found.device, "device") if found.target == "cpu" else _made(Gpu, found.device, "device")
         facts = dataclasses.asdict(device)
