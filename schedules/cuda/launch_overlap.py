@@ -37,13 +37,15 @@ from tvm import tirx
 
 ATTRIBUTE = "im2win.launch_overlap"  # of a function: its kernels are launched so
 CALL = "im2win::after_predecessors"
+PREFETCH = "im2win::prefetch_map"
 LAUNCH = "tirx.use_programtic_dependent_launch"  # TVM's name, spelled so, of the launch attribute
 _PARAMETERS = "tirx.kernel_launch_params"
 _SHARED = "tirx.use_dyn_shared_memory"  # must be the last parameter
 
-_STATEMENT = re.compile(rf"[ \t]*{CALL}\(\);\n")
+_STATEMENT = re.compile(rf"[ \t]*(?:{CALL}\(\)|{PREFETCH}\(&\w+\));\n")
 _KERNEL = re.compile(r'extern "C" __global__ [^;{]*?\b(?P<name>\w+)\((?P<parameters>[^()]*)\)\s*\{\n?')
 _HANDLE = re.compile(r"(?:\*|\bCUtensorMap\b)[\w\s]*?\b(\w+)\s*$")
+_MAP = re.compile(r"\bCUtensorMap\b\s+(\w+)\s*$")
 
 
 def overlapping(function: Any) -> Any:
@@ -114,15 +116,16 @@ def overlapped(source: str) -> set[str]:
 
 
 def _with_wait(kernel: str) -> str:
-    """One kernel with its wait moved."""
+    """One kernel with its wait moved, and its TMA descriptors fetched from the begin on."""
     plain = without_waits(kernel)
     head = _KERNEL.match(plain)
     assert head is not None, f"a kernel that cannot be read: {plain[:200]}"
     handles = [match[1] for one in head["parameters"].split(",") if (match := _HANDLE.search(one))]
     mentions = re.compile(rf"\b(?:{'|'.join(handles)})\b")
+    maps = "".join(f"  {PREFETCH}(&{match[1]});\n" for one in head["parameters"].split(",") if (match := _MAP.search(one)))
     for start, end in _statements(plain, head.end()):
         if mentions.search(plain, start, end):
-            return f"{plain[:start]}  {CALL}();\n{plain[start:]}"
+            return f"{plain[: head.end()]}{maps}{plain[head.end() : start]}  {CALL}();\n{plain[start:]}"
     raise AssertionError(f"kernel {head['name']} has no access of global memory")
 
 

@@ -102,11 +102,18 @@ def test_every_access_is_behind_the_wait(name: str) -> None:
         before, wait, behind = body.partition(f"  {CALL}();\n")
         assert wait and handles and CALL not in behind
         assert before.count("{") == before.count("}") and before.count("(") == before.count(")")
+        before, maps = re.subn(r"  im2win::prefetch_map\(&\w+\);\n", "", before)  # descriptors are no global memory that kernels write
+        assert maps == len(re.findall(r"__grid_constant__", body_head(overlapped.source, body)))
         assert not re.search(rf"\b(?:{'|'.join(handles)}|return|goto)\b", before)
         assert all(re.search(rf"\b{handle}\b", behind) for handle in handles)
     assert without_waits(overlapped.source).replace(device_part(overlapped), "") == plain.source.replace(device_part(plain), "")
     assert overlapped.launches == tuple(replace(one, overlap=True) for one in plain.launches)
     assert cuda_codegen.fingerprint(overlapped) == cuda_codegen.fingerprint(plain)
+
+
+def body_head(source: str, body: str) -> str:
+    """The line of a kernel's definition before this body."""
+    return source[: source.index(body)].rpartition("\n")[2]
 
 
 def device_part(generated: Generated) -> str:
@@ -275,9 +282,9 @@ PLACED = {
 
 @pytest.mark.parametrize("body", PLACED, ids=PLACED.values())
 def test_where_waits_go(body: str) -> None:
-    wait = f"  {CALL}();\n"
+    wait, fetched = f"  {CALL}();\n", "  im2win::prefetch_map(&map);\n"
     given = HEAD + wait + body.replace("@", "") + "}\n"
-    assert with_waits(given) == HEAD + body.replace("@", wait) + "}\n"
+    assert with_waits(given) == HEAD + fetched + body.replace("@", wait) + "}\n"
     assert without_waits(with_waits(given)) == without_waits(given)
 
 
