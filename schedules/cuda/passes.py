@@ -13,6 +13,8 @@ from tvm import s_tir
 from tvm.tirx import transform
 from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes, register_tir_pipeline
 
+from im2win.schedules.cuda.launch_overlap import mark_launches
+
 PIPELINE = "im2win_cuda"
 CONFIG = {"tirx.UnrollLoop": {"explicit_unroll": False}}  # unrolling is left to the CUDA compiler, so that the source stays readable
 
@@ -32,6 +34,7 @@ def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
         transform.VerifyMemory(),
         transform.AnnotateEntryFunc(),
         transform.SplitHostDevice(),
+        mark_launches,
         transform.MakePackedAPI(),
     ]
     return tvm.transform.Sequential(passes), host_passes, finalize_device_passes

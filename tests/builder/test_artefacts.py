@@ -14,6 +14,7 @@ from im2win.builder import cache as artefacts
 from im2win.builder.cache import Artefacts, artefact_name, conv_of
 from im2win.common.files import default_folder, not_ours
 from im2win.device.gpu import KNOWN
+from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
@@ -83,9 +84,11 @@ def test_operators_of_another_user_are_not_loaded(tmp_path: Path, caplog: pytest
 
 def test_names_say_what_was_built() -> None:
     """The problem can be read back; another tile, algorithm or device has another name."""
-    tiles = [tile.as_dict() for _, tile in ranked_tiles(CONV, schedule_of("direct/tiled"), host())[:2]]
-    h200, h100 = KNOWN.values()
-    names = {artefact_name(CONV, "direct/tiled", tile, device) for tile in tiles for device in (host(), h200, h100)}
+    row, (h200, h100) = schedule_of("direct/tiled"), KNOWN.values()
+    tiles = [tile.as_dict() for _, tile in ranked_tiles(CONV, row, host())[:2]]
+    of_gpus = [tile.as_dict() for _, tile in backend_for(h200).ranked(CONV, row)[:2]]
+    names = {artefact_name(CONV, "direct/tiled", tile, host()) for tile in tiles}
+    names |= {artefact_name(CONV, "direct/tiled", tile, device) for tile in of_gpus for device in (h200, h100)}
     names.add(artefact_name(CONV, "im2win/stored", tiles[0], host()))
     assert len(names) == 7 and {conv_of(name) for name in names} == {CONV}
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from emulated import combined
+from machine_code import disassembled
 
-from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen.llvm import ToolchainError
-from im2win.device.gpu import H200
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
@@ -51,27 +46,10 @@ CASES: dict[str, tuple[str, str, MultistageTile | PersistentTile]] = {
 }
 
 
-def _disassembler() -> Path:
-    """nvdisasm, of a CUDA toolkit or of the package `nvidia-cuda-nvdisasm`."""
-    if found := shutil.which("nvdisasm"):
-        return Path(found)
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for found_path in Path(folder).glob("*/bin/nvdisasm"):
-            return found_path
-    pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
-
-
 def machine_code(conv: Conv2d, algorithm: str, tile: MultistageTile | PersistentTile, folder: Path) -> list[str]:
     """The kernel's instructions and labels."""
-    path = folder / "kernel.cubin"
-    try:
-        path.write_bytes(cuda_codegen.cubin(combined(conv, [(algorithm, tile)])[0], H200))
-    except ToolchainError as error:
-        pytest.skip(str(error))
-    text = subprocess.run([_disassembler(), "-c", path], capture_output=True, text=True, check=True).stdout
-    kernel = re.split(r"\n\.text\.\w*conv2d\w*kernel\w*:", text)[1]
-    return [line for line in (re.sub(r"/\*[^*]*\*/", "", line).strip() for line in kernel.splitlines()) if line]
+    found = disassembled(combined(conv, [(algorithm, tile)])[0], folder)
+    return next(code for name, code in found.items() if "conv2d" in name)
 
 
 @pytest.mark.sampled(2)

@@ -61,7 +61,7 @@ _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr(?:_\d+)?)(?:,|$)")
 @functools.lru_cache(maxsize=512)
 def generated(conv: Conv2d, algorithm: str, tile: MultistageTile | TensorCoreTile | PersistentTile) -> Generated:
     """Source and launches for an H200."""
-    return cuda_codegen.generate_source(cuda_lowering.lower(conv, ROWS[algorithm], tile, H200), H200)
+    return cuda_codegen.generate_source(cuda_lowering.lower(conv, ROWS[algorithm], tile, H200, overlap=False), H200)
 
 
 def forget() -> None:

@@ -33,7 +33,7 @@ def tile(
 
 def made(conv: Conv2d, one: WarpSpecializedTile) -> Made:
     assert violations(conv, one, SMALL) == []
-    source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
+    source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL, overlap=False), SMALL)
     return Made(str(one), source, one.pack(conv), ROW.on_gpu.workspace_bytes(conv, one) // conv.itemsize)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from im2win.builder.build import cuda_manifest, looked_up
+from im2win.codegen import cuda as cuda_codegen
 from im2win.common.messages import brief
 from im2win.common.worker_pool import Worker, WorkerError, in_order, serve
 from im2win.device.gpu import Gpu
+from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import schedule_of
@@ -69,6 +71,7 @@ class TileRecipe:
     Attributes:
         recorded: use the tile of a tuning record instead, if one applies; records in the folder `logs` precede those that ship.
         tile: use this tile of the named algorithm.
+        overlap: whether its launches overlap; None: as the analytic model says (`registry.cuda_lowering.overlaps`).
     """
 
     conv: Conv2d
@@ -78,6 +81,7 @@ class TileRecipe:
     recorded: bool = False
     tile: Any = None
     logs: Path | None = None
+    overlap: bool | None = None
 
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`."""
@@ -91,7 +95,8 @@ class TileRecipe:
             name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
         backend = backend_for(self.gpu, self.accuracy)
         row = schedule_of(name)
-        made, pack = backend.build(self.conv, row, tile, path).extra_bytes, backend.pack(self.conv, row, tile)
+        cuda_codegen.compile_module(cuda_lowering.lower(self.conv, row, tile, self.gpu, self.overlap), self.gpu).export(path)
+        made, pack = backend.workspace_bytes(self.conv, row, tile), backend.pack(self.conv, row, tile)
         return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=tier == "exact")
 
 

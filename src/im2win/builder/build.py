@@ -14,7 +14,7 @@ import tvm
 
 from im2win import __version__
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen.llvm import Compiled, compile_module
+from im2win.codegen.llvm import Compiled, TileError, compile_module
 from im2win.device import arm
 from im2win.device.cpu import Machine
 from im2win.device.gpu import Gpu
@@ -33,28 +33,34 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 
-def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False) -> Op:
+def build_tile(
+    conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False, overlap: bool | None = None
+) -> Op:
     """Compiles one algorithm with one tile and loads it.
 
     Args:
         name: algorithm and schedule in one word.
         tuned: whether a tuning record chose the tile.
+        overlap: on a GPU, whether kernels begin before the kernel before them in the stream has completed; None: where the analytic model
+            expects a gain (`registry.cuda_lowering.overlaps`).
 
     Raises:
-        TileError: the tile is not legal for the problem.
+        TileError: the tile is not legal for the problem, or `overlap` is not for the device.
         ToolchainError: there is no linker, or no CUDA compiler.
     """
     if isinstance(device, Gpu):
-        return _build_cuda(conv, name, tile, device, tuned)
+        return _build_cuda(conv, name, tile, device, tuned, overlap)
+    if overlap:
+        raise TileError(f"`overlap` (={overlap}) is for kernels on a GPU, not on {device.name}.")
     row = schedule_of(name)
     compiled = compile_module(cpu_lowering.lower(conv, row, tile, device), device)
     compiled = replace(compiled, allocated=compiled.allocated + row.scheduler.held_bytes(conv, tile))
     return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
 
 
-def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op:
+def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool, overlap: bool | None) -> Op:
     row = schedule_of(name)
-    compiled = cuda_codegen.compile_module(cuda_lowering.lower(conv, row, tile, gpu), gpu)
+    compiled = cuda_codegen.compile_module(cuda_lowering.lower(conv, row, tile, gpu, overlap), gpu)
     pack, made = row.on_gpu.pack(conv, tile), row.on_gpu.workspace_bytes(conv, tile)
     manifest = cuda_manifest(conv, name, tile.as_dict(), pack, gpu, threads=tile.threads, made=made, tuned=tuned)
     return _in_library(compiled, lambda path: CudaOp(manifest, path))

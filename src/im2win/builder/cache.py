@@ -38,16 +38,20 @@ def _digest(values: Any) -> str:
 def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device: Any) -> str:
     """The file name of a built operator.
 
-    It holds the problem's key, the algorithm, and a digest of the tile, the source of that algorithm's kernels, the versions and the device
-    (`Machine` or `Gpu`). So a stored operator outlives changes of other schedules.
+    It holds the problem's key, the algorithm, and a digest of the tile, the source of that algorithm's kernels, the versions, the device
+    (`Machine` or `Gpu`), and on a GPU whether launches overlap. So a stored operator outlives changes of other schedules.
     """
     import tvm
 
     from im2win.registry.backends import backend_for
+    from im2win.registry.cuda_lowering import overlaps
+    from im2win.registry.schedules import schedule_of
 
     backend = backend_for(device)
     instructions = getattr(device, "isa", "") or device.arch
     what = [dict(tile), code_digest(backend.target, algorithm), tvm.__version__, __version__, backend.name, backend.threads, instructions]
+    if backend.target == "cuda" and overlaps(conv, row := schedule_of(algorithm), backend.tile(row, tile), device):
+        what.append("overlap")
     return f"{conv}.{algorithm.replace('/', '-')}.{_digest(what)}"
 
 

@@ -23,6 +23,7 @@ from im2win.device.gpu import Gpu
 from im2win.reconstruct import Rule, reconstruct
 from im2win.schedules.cuda import primitives
 from im2win.schedules.cuda.epilogue.requantise import requantisation
+from im2win.schedules.cuda.launch_overlap import overlap_functions, overlapping, waiting, with_waits, without_waits
 from im2win.schedules.cuda.mainloop.barriers import barrier_functions, with_residents
 from im2win.schedules.cuda.mainloop.clusters import cluster_functions, with_clusters
 from im2win.schedules.cuda.mma.instructions import warpgroup_products
@@ -56,6 +57,13 @@ def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
     return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
 
 
+def overlapping_module(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with kernels that are launched with overlap, see `schedules.cuda.launch_overlap`."""
+    functions = {variable.name_hint: overlapping(function) for variable, function in module.functions.items()}
+    source = _made(module)
+    return kernel_module(functions) if source is None else kernel_module(functions).with_attr(SOURCE, waiting(source))
+
+
 @functools.cache
 def device_functions() -> str:
     """The source of the device functions that every generated kernel may call."""
@@ -64,7 +72,7 @@ def device_functions() -> str:
 
 def _called(kernels: str) -> str:
     """The source of further device functions that these kernels call."""
-    parts = (warpgroup_products, shared_products, matrix_loads, requantisation, cluster_functions, barrier_functions)
+    parts = (warpgroup_products, shared_products, matrix_loads, requantisation, cluster_functions, barrier_functions, overlap_functions)
     return "".join(part(kernels) for part in parts)
 
 
@@ -85,7 +93,7 @@ def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterat
             return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
         functions = device_functions() + "\n" + _called(kernels)
-        return head + functions + with_residents(with_clusters(reconstruct(mark + kernels, rules).source))
+        return head + functions + with_waits(with_residents(with_clusters(reconstruct(mark + kernels, rules).source)))
 
     with registered(_POSTPROCESS, lambda before: rewrite):
         yield
@@ -161,8 +169,11 @@ def compile_source(module: tvm.IRModule, gpu: Gpu) -> Compiled:
 
 
 def fingerprint(generated: Generated) -> str:
-    """The fingerprint of kernels: their computation (`canonical_cuda`), and their launches in order."""
+    """The fingerprint of kernels: their computation (`canonical_cuda`), and their launches in order.
+
+    Launch overlap is no part of it: a record stays valid whether its kernel is launched so or not.
+    """
     kernels = {name: str(number) for number, name in enumerate(dict.fromkeys(launch.kernel for launch in generated.launches))}
     launches = (replace(launch, kernel=kernels[launch.kernel]) for launch in generated.launches)
     between = list(generated.workspace.values())
-    return digest(canonical(generated.source), *launches, between)
+    return digest(canonical(without_waits(generated.source)), *launches, between)

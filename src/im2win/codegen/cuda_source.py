@@ -16,6 +16,7 @@ from tvm.ir.instrument import pass_instrument
 
 from im2win.common.tvm_hooks import registered
 from im2win.emulator import Launch, TensorMap
+from im2win.schedules.cuda.launch_overlap import overlapped
 
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _DYNAMIC = "tirx.use_dyn_shared_memory"
@@ -55,7 +56,8 @@ class Launches:
     def generated(self, source: str) -> Generated:
         """The launches together with the source that goes to the compiler."""
         clusters = {name: int(size) for size, name in _CLUSTER.findall(source)}
-        launches = (replace(launch, cluster=clusters.get(launch.kernel, 1)) for launch in self.found)
+        waiting = overlapped(source)
+        launches = (replace(one, cluster=clusters.get(one.kernel, 1), overlap=one.kernel in waiting) for one in self.found)
         return Generated(source, tuple(launches), self.workspace)
 
     def _read(self, stmt: Any, values: dict[Any, int]) -> None:

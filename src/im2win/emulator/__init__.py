@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ class Launch:
         grid, block: extents (x, y, z).
         dynamic_bytes: of dynamic shared memory.
         cluster: thread blocks of a cluster, neighbours along x.
+        overlap: whether the kernel may begin before the one before it has completed (`schedules.cuda.launch_overlap`). The emulator runs
+            one launch after the other.
     """
 
     kernel: str
@@ -82,6 +84,7 @@ class Launch:
     block: tuple[int, int, int]
     dynamic_bytes: int = 0
     cluster: int = 1
+    overlap: bool = field(default=False, repr=False)  # no part of fingerprints, which are of this text
 
 
 def translate(source: str) -> str:

@@ -89,7 +89,7 @@ def source(interface: Interface, generated: Generated, pack: Any, gpu: Gpu, made
             f"// nvcc -O3 -std=c++17 -gencode arch={gpu.arch.replace('sm', 'compute')},code={gpu.arch} -c {interface.name}.cu",
             "#ifdef __CUDACC__", "#pragma nv_diag_suppress 177  // names that a kernel does not use", "#endif", "",
             f'#include "{interface.name}.h"', "", "#include <cmath>", "",
-            (SOURCES / "pack.hpp").read_text(), (SOURCES / "launch.hpp").read_text(), *_boxes(generated),
+            (SOURCES / "pack.hpp").read_text(), (SOURCES / "launch.hpp").read_text(), *_boxes(generated), *_overlap(generated),
             "// ---- kernels", "", _renamed(generated.source, interface), "", "// ---- functions", "",
             *_launching(interface, launches(generated), made, call), "", *_packing(interface, pack, packing), "",
         ]
@@ -99,6 +99,10 @@ def source(interface: Interface, generated: Generated, pack: Any, gpu: Gpu, made
 def _boxes(generated: Generated) -> list[str]:
     maps = any(isinstance(one, TensorMap) for launch in launches(generated) for one in launch.arguments)
     return [(SOURCES / "boxes.hpp").read_text()] if maps else []
+
+
+def _overlap(generated: Generated) -> list[str]:
+    return [(SOURCES / "overlap.hpp").read_text()] if any(launch.overlap for launch in launches(generated)) else []
 
 
 def _renamed(text: str, interface: Interface) -> str:
@@ -156,6 +160,7 @@ def _case(place: int, kernel: str, names: tuple[Argument, ...], interface: Inter
     shared = max(launch.dynamic_bytes for launch in todo if (launch.kernel, _tensors(launch)) == (kernel, names))
     function = _KERNEL.sub(rf"{interface.function}_\1", kernel)
     first = kernel.startswith(f"{TRANSFORM}_kernel")
+    launcher = "launch_with_overlap" if any(launch.overlap for launch in todo if launch.kernel == kernel) else "cudaLaunchKernel"
     given: list[str] = []
     maps: list[str] = []
     numbers = 0
@@ -175,7 +180,7 @@ def _case(place: int, kernel: str, names: tuple[Argument, ...], interface: Inter
         f"        error = prepare({function}, {shared}, asked);",
         *maps,
         f"        void *arguments[] = {{{arguments}}};",
-        f"        if (!error) error = cudaLaunchKernel({function}, one.grid, one.block, arguments, one.shared, stream);",
+        f"        if (!error) error = {launcher}({function}, one.grid, one.block, arguments, one.shared, stream);",
         "        break;",
         "      }",
     ]
