@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Hashable, Mapping
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from im2win.runtime.cuda import CudaOp
 from im2win.runtime.manifest import Manifest
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.build_worker import RankJob, rank
 
 if TYPE_CHECKING:
     from im2win.runtime.cuda import CudaOp
@@ -113,9 +114,14 @@ def build(job: Job) -> Manifest | str:
         return brief(error)
 
 
+def handle(job: Job | RankJob) -> Manifest | str | list[tuple[float, Any]]:
+    """Runs a job of either kind."""
+    return rank(job) if isinstance(job, RankJob) else build(job)
+
+
 def main(job_fd: int, result_fd: int) -> None:
     """Entry point of the worker process."""
-    serve(build, job_fd, result_fd)
+    serve(handle, job_fd, result_fd)
 
 
 class Begun(Generic[Name]):
@@ -159,6 +165,11 @@ class Builders:
         jobs = _jobs(recipes, folder)
         answers = in_order(self._workers, list(jobs.values()), BUILD_S)
         return {name: _library(job, answer) for (name, job), answer in zip(jobs.items(), answers, strict=True)}
+
+    def ranked(self, jobs: Sequence[RankJob]) -> list[list[tuple[float, Any]]]:
+        """The tiles of each job's algorithm with the model's estimates, best first. This process repeats what a worker fails at."""
+        answers = in_order(self._workers, jobs, BUILD_S)
+        return [rank(job) if isinstance(answer, WorkerError) else answer for job, answer in zip(jobs, answers, strict=True)]
 
     @contextlib.contextmanager
     def begun(self, recipes: Mapping[Name, Recipe], folder: Path) -> Generator[Begun[Name]]:
