@@ -208,6 +208,7 @@ def measure_layer(
 
     def kept(done: bool) -> LayerPool:
         costs = {choice.key: cost for choice, cost in session.tried if choice.key in session.seconds}  # those that are decided
+        costs |= {key: costs[first] for key, first in session.equals.items() if first in costs}
         now = replace(pool.with_costs(costs), measuring_s=spent + time.monotonic() - begun, done=done)
         replace_json(file_of(folder, device.name, conv), now.to_json())
         return now
