@@ -22,6 +22,7 @@ from im2win.reports import winograd_tc as fused_report
 from im2win.reports.tables import fill, plot_all
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
+from im2win.studies import gpu_study
 from im2win.studies import winograd_tc as cuda_fused_study
 from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SCHEMA, SYNCHRONOUS, WHOLE
 from im2win.studies.winograd_tc import ACCURACY, FORMS, INT8_FORMS, ROW, integers, recipes
@@ -209,9 +210,9 @@ def test_a_study_ends_at_its_limit_and_goes_on(fake_gpu: None) -> None:
 def test_an_interrupted_study_goes_on_with_the_same_kernels_only() -> None:
     made_by = {"target": "cuda", "source": "1", "kernels": "2", "choice": "3"}
     head = {"study": "s", "device": "d", "versions": {"system": "one"}, "digests": made_by}
-    assert cuda_fused_study._same(head, {**head, "versions": {"system": "two"}, "digests": {**made_by, "source": "other"}})
-    assert not cuda_fused_study._same(head, {**head, "digests": {**made_by, "kernels": "other"}})
-    assert not cuda_fused_study._same({name: value for name, value in head.items() if name != "digests"}, head)
+    assert gpu_study.same(head, {**head, "versions": {"system": "two"}, "digests": {**made_by, "source": "other"}})
+    assert not gpu_study.same(head, {**head, "digests": {**made_by, "kernels": "other"}})
+    assert not gpu_study.same({name: value for name, value in head.items() if name != "digests"}, head)
 
 
 def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,9 @@ FIRST_SCHEDULED = "direct/scheduled"  # the schedule that is measured on every l
 RULES = {"plain": "", "pipelines": "pipelines", "copies": "copies", "both": "pipelines+copies"}  # forms of a kernel, and their rule sets
 HAND_BUILT = "hand-built"
 
+TVM_SEARCH = "tvm-search"
+OURS_SEARCHED, OURS_BEST, TVM_SEARCHED = "direct/scheduled, searched", "best", "tvm"  # its subjects beside HAND_BUILT and the peers
+
 ALGORITHMS = "algorithms"
 COMPARED = ("im2win/fused", "im2win/stored", "direct/tiled", "im2col/tiled", "implicit_gemm/tiled", "mec/tiled", "mcfa/tiled")
 LIBRARY_GEMM = "im2col and library product"  # the name of a subject

@@ -21,7 +21,6 @@ from typing import Any
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
 from im2win.bench.cuda_harness import Subject, interleaved, prepared, set_up_peers, tvm_searched
-from im2win.bench.source import SOURCE
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
@@ -31,7 +30,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies.entries import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, SYNCHRONOUS, TVM, WHOLE
 from im2win.studies.entries import WINOGRAD_TC as STUDY
-from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
+from im2win.studies.gpu_study import every_peer, head, kernel_subject, same, timed
 from im2win.tuner.build_worker import RankJob
 from im2win.tuner.runners.check import verify
 from im2win.tuner.runners.cuda import Bench
@@ -212,7 +211,7 @@ def run(
     backend_for(gpu).check_tools()
     set_up_peers("float32")
     facts = head(STUDY, layers, gpu)
-    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, facts) else []
+    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and same(before, facts) else []
 
     def study() -> dict[str, Any]:
         return {**facts, "entries": [asdict(entry) for entry in entries]}
@@ -268,16 +267,6 @@ def _recipes(
 
 def _problem(entry: Entry) -> tuple[int, int, str]:
     return entry.size, entry.batch, entry.layout
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two studies are of the same device, libraries and kernels; the system's version and the rest of the source do not count."""
-    heads = (
-        {**head, "versions": {**head.get("versions", {}), "system": None}, "digests": {**head.get("digests", {}), SOURCE: None}}
-        for head in (one, other)
-    )
-    first, second = ([head.get(name) for name in ("study", "device", "versions", "digests")] for head in heads)
-    return first == second
 
 
 def time_part(
