@@ -26,6 +26,7 @@ from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import (
     ALGORITHMS,
     BROKEN,
+    COLD_START,
     EPILOGUES,
     FUZZ,
     LEARNED_MODEL,
@@ -61,6 +62,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     PYTORCH: deploy_report.pytorch_table,
     OVERHEAD: deploy_report.overhead_table,
     SHARED: deploy_report.shared_table,
+    COLD_START: deploy_report.cold_table,
     EPILOGUES: epilogues_report.table,
     ZOO: zoo_report.table,
     FUZZ: fuzz_report.table,

@@ -8,6 +8,10 @@ from collections.abc import Container, Sequence
 ZOO, UNTUNED, EPILOGUES = "zoo", "untuned", "epilogues"
 MODELS, OPERATORS, PYTORCH, OVERHEAD, SHARED = "models", "operators", "pytorch-models", "op-overhead", "shared-process"
 
+COLD_START = "cold-start"
+COLD_PARTS = ("python", "numpy", "runtime", "im2win", "load", "bind", "first call", "second call")  # of a new process, in order
+OURS_COLD = ("im2win", "load", "bind", "first call")  # those of this package
+
 QUANTISED = "quantised-models"
 FLOATS = {"ours float32": "ours", "onnxruntime float32": "onnxruntime"}  # subjects on the float32 model: whose they are
 
