@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from paths import ROOT
 from scripts import script
 
-from im2win.bench import cuda_builds
 from im2win.bench.cuda_builds import TileRecipe
 from im2win.bench.source import digests
 from im2win.device.gpu import H200
@@ -51,10 +51,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         entries = [scheduled.Entry(layer.name, str(layer.conv), name, ms) for name, ms in times.items()]
         return [*entries, *([scheduled.Entry(layer.name, str(layer.conv), TVM_SEARCHED, failed=failed)] if failed else [])]
 
-    def ours(layers: Any, gpu: Any, trials: int, folder: Path) -> Any:
+    def ours(layers: Any, gpu: Any, trials: int, folder: Path, pool: Any, builders: Any) -> Any:
         built = dict.fromkeys((OURS_SEARCHED, HAND_BUILT, OURS_BEST), "a library")
         return {layer.conv: built for layer in layers}, {"trials": {layer.name: 33 for layer in layers}, "ours_s": 30.0}
 
+    monkeypatch.setattr(tvm_search, "Pool", lambda gpu: contextlib.nullcontext("a pool"))
     monkeypatch.setattr(tvm_search, "checked", lambda layers, trials, rounds: H200)
     monkeypatch.setattr(tvm_search, "_searched", find)
     monkeypatch.setattr(tvm_search, "_ours", ours)
@@ -96,19 +97,21 @@ def test_what_is_built_for_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The best tile of our search, the hand-built default and the best of all; a search that found nothing is a reason."""
     one, other = (Layer(key, Conv2d.parse(key)) for key in ("n8-c64x28x28-k64x3x3", "n8-c64x30x30-k64x3x3"))
 
-    def tuned(convs: Any, target: str, *, trials: int, logs: Path, algorithm: str, accuracy: str) -> dict[Conv2d, Any]:
-        assert (target, trials, algorithm, accuracy) == ("cuda", 64, FIRST, "exact")
+    def tuned(conv: Conv2d, target: str, *, trials: int, logs: Path, algorithm: str, accuracy: str, pool: Any) -> Any:
+        assert (target, trials, algorithm, accuracy, pool) == ("cuda", 64, FIRST, "exact", "a pool")
+        if conv == other.conv:
+            raise TuneError("tuning found no right kernel")
         session = Session(one.conv, [FIRST], H200, Log(logs), trials, 0, accuracy="exact")
         records = [
             session.record(choice, Outcome("ok", samples_s=[1e-3], error=0.0), Kernel(0, f"{number}" * 16))
             for number, choice in enumerate(session.search.all[:3])
         ]
-        return {one.conv: records[1], other.conv: TuneError("tuning found no right kernel")}
+        return records[1]
 
     recipes: dict[Any, TileRecipe] = {}
-    monkeypatch.setattr(tvm_search, "tune_layers", tuned)
-    monkeypatch.setattr(cuda_builds.Builders, "build_all", lambda self, made, folder: recipes.update(made) or dict.fromkeys(made, "built"))
-    built, facts = tvm_search._ours([one, other], H200, 64, tmp_path)
+    builders: Any = SimpleNamespace(build_all=lambda made, folder: recipes.update(made) or dict.fromkeys(made, "built"))
+    monkeypatch.setattr(tvm_search, "tune", tuned)
+    built, facts = tvm_search._ours([one, other], H200, 64, tmp_path, "a pool", builders)  # type: ignore[arg-type]
     assert facts["trials"] == {one.name: 3, other.name: 0}
     assert built[other.conv] == {OURS_SEARCHED: "tuning found no right kernel", HAND_BUILT: "built", OURS_BEST: "built"}
     assert recipes[one.conv, OURS_SEARCHED].algorithm == FIRST and recipes[one.conv, OURS_SEARCHED].tile is not None

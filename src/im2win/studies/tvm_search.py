@@ -20,6 +20,7 @@ from typing import Any
 from im2win.bench.cuda_builds import Builders, Library, TileRecipe
 from im2win.bench.cuda_harness import tvm_subject
 from im2win.common.messages import brief
+from im2win.device.cpu import usable_cpus
 from im2win.device.gpu import Gpu
 from im2win.records.log import Log
 from im2win.records.record import EQUAL, Record
@@ -32,9 +33,11 @@ from im2win.studies.entries import HAND_BUILT, OURS_BEST, OURS_SEARCHED, TVM_SEA
 from im2win.studies.entries import TVM_SEARCH as STUDY
 from im2win.studies.gpu_study import head, same
 from im2win.studies.scheduled import Entry, checked, hand_built, time_layer
-from im2win.tuner.layers import tune_layers
+from im2win.tuner.pool import Pool
+from im2win.tuner.tuning import TuneError, tune
 
 GROUP = 4  # layers that are searched at once
+KERNELS = 3  # of ours that a layer times
 TIMING_S = 15.0  # seconds of a layer, about, that TVM's searches leave for ours and for the timing
 
 
@@ -75,7 +78,8 @@ def run(
     known = {entry["conv"] for entry in study["entries"]}
     left_over = [layer for layer in layers if str(layer.conv) not in known]
     slowest = 0.0  # seconds of a layer
-    with tempfile.TemporaryDirectory(prefix="im2win-searches-") as folder:
+    processes = min(KERNELS * group, max(1, usable_cpus() - 1))
+    with tempfile.TemporaryDirectory(prefix="im2win-searches-") as folder, Pool(gpu) as pool, Builders(processes) as builders:
         while left_over:
             started = time.monotonic()
             fitting = int(min((limit_s - (started - begun)) / slowest, group)) if slowest else group
@@ -86,7 +90,7 @@ def run(
             place.mkdir()
             left = limit_s - (started - begun) - TIMING_S * len(some)
             failed, searches = _searched(some, gpu, trials, cache or place / "tvm", left, note)
-            built, ours = _ours(some, gpu, trials, place)
+            built, ours = _ours(some, gpu, trials, place, pool, builders)
             study["searches"].append({"layers": [layer.name for layer in some], **searches, **ours})
             tvm = partial(tvm_subject, gpu=gpu, trials=trials, cache=cache or place / "tvm", failed=failed)
             for done, layer in enumerate(some, len(layers) - len(left_over) - len(some) + 1):
@@ -113,26 +117,28 @@ def _searched(
 
 
 def _ours(
-    layers: Sequence[Layer], gpu: Gpu, trials: int, folder: Path
+    layers: Sequence[Layer], gpu: Gpu, trials: int, folder: Path, pool: Pool, builders: Builders
 ) -> tuple[dict[Conv2d, dict[str, Library | str]], dict[str, Any]]:
     """Our search: the kernels of each layer by subject, or the reason why there is none, and how many trials and seconds it took."""
     started, logs = time.monotonic(), folder / "logs"
-    found = tune_layers([layer.conv for layer in layers], "cuda", trials=trials, logs=logs, algorithm=FIRST, accuracy="exact")
-    seconds = time.monotonic() - started
     recipes: dict[tuple[Conv2d, str], TileRecipe] = {}
     reasons: dict[tuple[Conv2d, str], str] = {}
-    for conv, record in found.items():
+    for conv in (layer.conv for layer in layers):
         recipes[conv, HAND_BUILT] = hand_built(conv, gpu)
         recipes[conv, OURS_BEST] = TileRecipe(conv, "auto", gpu, "exact", recorded=True)
-        if isinstance(record, Record):
-            tile = backend_for(gpu, "exact").tile(schedule_of(record.method), record.tile)
-            recipes[conv, OURS_SEARCHED] = TileRecipe(conv, record.method, gpu, "exact", tile=tile)
-        else:
-            reasons[conv, OURS_SEARCHED] = brief(record)
+        try:
+            record = tune(conv, "cuda", algorithm=FIRST, trials=trials, logs=logs, accuracy="exact", pool=pool)
+        except (ValueError, TuneError) as error:
+            reasons[conv, OURS_SEARCHED] = brief(error)
+            continue
+        tile = backend_for(gpu, "exact").tile(schedule_of(record.method), record.tile)
+        recipes[conv, OURS_SEARCHED] = TileRecipe(conv, record.method, gpu, "exact", tile=tile)
+    seconds = time.monotonic() - started
     (folder / "built").mkdir()
-    with Builders() as builders:
-        built = {**reasons, **builders.build_all(recipes, folder / "built")}
-    libraries = {conv: {name: built[conv, name] for name in (OURS_SEARCHED, HAND_BUILT, OURS_BEST)} for conv in found}
+    built = {**reasons, **builders.build_all(recipes, folder / "built")}
+    libraries = {
+        layer.conv: {name: built[layer.conv, name] for name in (OURS_SEARCHED, HAND_BUILT, OURS_BEST)} for layer in layers
+    }
     return libraries, {"trials": {layer.name: _trials(layer.conv, gpu, logs) for layer in layers}, "ours_s": round(seconds, 1)}
 
 
