@@ -4,14 +4,17 @@
 
 What is measured is kept in the folder of `--logs`: a run that was stopped goes on, and a layer that is done is not measured again. All
 GPUs that `CUDA_VISIBLE_DEVICES` names measure at the same time, a layer each. Without `--json` a run only measures, so that several
-processes can measure disjoint layers in one folder; `--replay-only` then makes the study of all of them.
+processes can measure disjoint layers in one folder; `--replay-only` then makes the study of all of them. A run with `--limit` ends by
+itself and makes the study of the layers that are measured whole; the next one goes on with the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,12 +25,14 @@ from im2win.common.locking import LogError
 from im2win.common.worker_pool import MachineError
 from im2win.device.gpu import KNOWN, NoGpuError
 from im2win.registry.backends import Device, device_for
+from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import learned_model
-from im2win.studies.learned_pool import LayerPool, load, measure_layer
+from im2win.studies.learned_pool import LayerPool, done_before, load, measure_layer, rankings
 from im2win.tuner.layers import shared_out
-from im2win.tuner.pool import Pool, pools
+from im2win.tuner.pool import Pool, Ranking, pools
 
+TOGETHER = 4  # layers whose tiles are ranked at once
 DEFAULTS = {"cpu": (1, None, None), "cuda": (128, "float16", "NHWC")}  # batch, element type and layout
 
 
@@ -40,18 +45,36 @@ def read(named: Sequence[str], batch: int, dtype: str | None, layout: str | None
     return list({layer.conv: layer for layer in found}.values())
 
 
-def measured(layers: Sequence[Layer], device: Device, folder: Path, top: int, uniform: int) -> list[LayerPool]:
-    """The pools of layers, each measured as far as it was not."""
+class Over(Exception):
+    """The time of the run is over."""
+
+
+def measured(layers: Sequence[Layer], device: Device, folder: Path, top: int, uniform: int, end: float) -> list[LayerPool]:
+    """The pools of layers, each measured as far as it was not. At the time `end` (of `time.monotonic`) those that are done are returned."""
     found: dict[str, LayerPool] = {}
+    lacking = [layer for layer in layers if done_before(layer, device, folder, top, uniform) is None]
+    ranked: dict[Conv2d, tuple[Ranking, float]] = {}
 
     def one(layer: Layer, workers: Pool, stop: threading.Event) -> None:
         def report(done: int, total: int) -> None:
             if stop.is_set():
                 raise KeyboardInterrupt
+            if time.monotonic() > end:
+                print(f"{layer.name}: {done} of {total} candidates; the next run goes on", flush=True)
+                raise Over
             if done % 50 == 0:
                 print(f"{layer.name}: {done} of {total} candidates", flush=True)
 
-        pool = found[str(layer.conv)] = measure_layer(layer, device, folder, top, uniform, workers, report)
+        if layer in lacking and time.monotonic() > end:
+            return
+        if layer in lacking and layer.conv not in ranked:
+            alone = [one for one in lacking[lacking.index(layer) :] if one.conv not in ranked][: TOGETHER if single else 1]
+            ranked.update(rankings(alone, device, workers))
+        try:
+            pool = measure_layer(layer, device, folder, top, uniform, workers, report, ranked=ranked.get(layer.conv))
+        except Over:
+            return
+        found[str(layer.conv)] = pool
         place, best = pool.best
         print(
             f"{layer.name}: {len(pool.measured)} of {pool.space} candidates in {pool.measuring_s:.0f} s, after {pool.ranking_s:.1f} s of "
@@ -60,8 +83,9 @@ def measured(layers: Sequence[Layer], device: Device, folder: Path, top: int, un
         )
 
     with pools(device, len(layers)) as workers:
+        single = len(workers) == 1
         shared_out(layers, workers, one)
-    return [found[str(layer.conv)] for layer in layers]
+    return [found[str(layer.conv)] for layer in layers if str(layer.conv) in found]
 
 
 def kept(layers: Sequence[Layer], device: Device, folder: Path) -> list[LayerPool]:
@@ -94,6 +118,7 @@ def main() -> None:
     parser.add_argument("--uniform", type=int, default=200, help="candidates drawn from the whole space")
     parser.add_argument("--seeds", type=int, default=learned_model.SEEDS)
     parser.add_argument("--logs", type=Path, required=True, help="folder of what is measured")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no candidate is measured; the next run goes on")
     parser.add_argument("--replay-only", action="store_true", help="measure nothing")
     parser.add_argument("--device", choices=list(KNOWN), help="with --replay-only, the GPU that measured, where this machine has none")
     parser.add_argument("--json", type=Path, help="write the study here; without it, candidates are measured only")
@@ -104,6 +129,9 @@ def main() -> None:
         parser.error("`--replay-only` needs `--json`.")
     if options.device and not (options.replay_only and options.target == "cuda"):
         parser.error("`--device` is for `--replay-only --target cuda`.")
+    if not options.limit > 0:
+        parser.error(f"`--limit` (={options.limit:g}) must be above 0.")
+    end = time.monotonic() + options.limit
     batch, dtype, layout = DEFAULTS[options.target]
     try:
         layers = read(options.layers, options.batch or batch, options.dtype or dtype, options.layout or layout)
@@ -111,8 +139,9 @@ def main() -> None:
         if options.replay_only:
             found = kept(layers, device, options.logs)
         else:
-            found = measured(layers, device, options.logs, options.top, options.uniform)
-        if options.json is not None:
+            found = measured(layers, device, options.logs, options.top, options.uniform, end)
+            print(f"{len(found)} of {len(layers)} layers are measured", flush=True)
+        if options.json is not None and found:
             replace_json(options.json, learned_model.run(found, device, options.seeds, show))
     except (ValueError, NoGpuError, ToolchainError, LogError) as error:
         parser.error(str(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +41,14 @@ def main() -> None:
     """Reads the command line, measures, writes the study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--layers", help="only these of the suite `winograd64`, by name, with commas between them")
+    parser.add_argument("--layers-of-many", help="the same for problems of several images; those of --layers if not said")
     parser.add_argument("--batches", type=numbers, default=[1, 16], help="images, with commas between them")
     parser.add_argument("--layout", choices=LAYOUTS, help="only this one")
-    parser.add_argument("--tries", type=int, default=TRIES, help="tiles of a form")
+    parser.add_argument("--tries", type=int, default=TRIES, help="tiles of a form in float16")
+    parser.add_argument("--int8-tries", type=int, default=TRIES, help="tiles of a form in int8")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="that a tile's timed calls take, about")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further problem is begun")
     parser.add_argument("--tvm-trials", type=int, default=0, help="candidates that TVM's default search may try on a layer")
     parser.add_argument("--tvm-cache", type=Path, help="keep what it searched in this folder")
     parser.add_argument("--json", type=Path, required=True)
@@ -52,10 +56,13 @@ def main() -> None:
     try:
         layers: list[Layer] = []
         for layout, batch in itertools.product([options.layout] if options.layout else LAYOUTS, options.batches):
-            layers += workload.read("winograd64", batch=batch, dtype="float16", layout=layout, names=options.layers)[0]
+            names = options.layers if batch == 1 else options.layers_of_many or options.layers
+            layers += workload.read("winograd64", batch=batch, dtype="float16", layout=layout, names=names)[0]
+        layers.sort(key=lambda layer: layer.conv.batch * layer.conv.height**2)  # those that take the least time first
         before = json.loads(options.json.read_text()) if options.json.exists() else None
         keep = partial(replace_json, options.json)
-        how = {name: getattr(options, name) for name in ("tries", "rounds", "seconds", "tvm_trials", "tvm_cache")}
+        how = {name: getattr(options, name) for name in ("tries", "int8_tries", "rounds", "seconds", "tvm_trials", "tvm_cache")}
+        how["limit_s"] = options.limit
         keep(cuda_fused_study.run(layers, **how, progress=show, before=before, keep=keep, note=partial(print, flush=True)))
     except (ValueError, NoGpuError, ToolchainError) as error:
         parser.error(str(error))

@@ -1,14 +1,16 @@
 """On a machine with a GPU: the rungs of the thesis' ladder as TVM schedules beside the same rungs written loop by loop, in one run.
 
-    python benchmarks/gpu/ladder_by_hand.py OUT [--layers conv1,conv9] [--seconds 0.3]
+    python benchmarks/gpu/ladder_by_hand.py OUT [--layers conv1,conv9] [--seconds 0.15] [--limit 240]
 
 Prints the speed of every scheduled rung over its kernel by hand (above 1: the schedule is faster), and that of the project's im2win
-schedule over Alg. 9. OUT/ladder-by-hand.json has all times. Needs PyTorch with CUDA and nvcc.
+schedule over Alg. 9. OUT/ladder-by-hand.json has all times, and is written after each layer. Needs PyTorch with CUDA and nvcc.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import time
 from pathlib import Path
 
 from im2win.bench.results import Result, Row, geometric_mean
@@ -50,17 +52,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the result")
     parser.add_argument("--layers", help="only these, by name")
-    parser.add_argument("--seconds", type=float, default=0.3, help="most seconds of timed calls of a rung on a layer")
+    parser.add_argument("--seconds", type=float, default=0.15, help="most seconds of timed calls of a rung on a layer")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further layer is begun")
     given = parser.parse_args()
     names = given.layers.split(",") if given.layers else None
     layers = [layer for layer in suite("papers12", batch=BATCH) if names is None or layer.name in names]
     rungs = {**RUNGS, **WITHOUT, **BY_HAND}
+    begun = time.monotonic()
+
+    def progress(done: int, total: int, row: Row) -> None:
+        print(f"{done}/{total} {row.layer}, after {time.monotonic() - begun:.0f} s", flush=True)
+
+    file = given.out / "ladder-by-hand.json"
     result = cuda_ladder.run(
-        layers, rungs, rounds=15, seconds=given.seconds, suite="by-hand",
-        progress=lambda done, total, row: print(f"{done}/{total} {row.layer}", flush=True),
+        layers, rungs, rounds=15, seconds=given.seconds, suite="by-hand", limit_s=given.limit, progress=progress,
+        keep=lambda found: found.save(file),
     )  # fmt: skip
     show(result)
-    print(f"written to {result.save(given.out / 'ladder-by-hand.json')}")
+    print(f"written to {file}")
 
 
 if __name__ == "__main__":

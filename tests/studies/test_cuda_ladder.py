@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -220,9 +221,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """A GPU on which a call of a rung takes what `TIMES` says; how often each was called."""
     calls = dict.fromkeys((*RUNGS, *WITHOUT, "transform"), 0)
 
-    def build_all(recipes: dict[Any, Any], folder: Path) -> dict[Any, Any]:
+    @contextlib.contextmanager
+    def built(builders: Any, recipes: dict[Any, Any], folder: Path) -> Iterator[dict[Any, Any]]:
         assert all(isinstance(one, cuda_builds.TileRecipe) == (name == "production") for (_, name), one in recipes.items())
-        return {key: "nvcc: it does not compile" if key[1] == "blocks" else key[1] for key in recipes}
+        yield {key: "nvcc: it does not compile" if key[1] == "blocks" else key[1] for key in recipes}
 
     def subject(bench: Any, built: str) -> Subject:
         if built.startswith("nvcc"):
@@ -235,7 +237,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setattr(cuda_ablation, "device_gpu", lambda: H200)
     monkeypatch.setattr(cuda_ablation, "Bench", FakeBench)
-    monkeypatch.setattr(cuda_ablation, "build_all", build_all)
+    monkeypatch.setattr(cuda_builds.Builders, "begun", built)
     monkeypatch.setattr(cuda_ablation, "measure_ceilings", lambda: {"fma_gflops": 51000.0, "copy_gbs": 4200.0})
     monkeypatch.setattr(cuda_ablation, "_subject", subject)
     monkeypatch.setattr(cuda_ablation, "_transform", lambda bench, built: {"transform": Subject(lambda: "transform", 64, 0.0)})
@@ -289,6 +291,16 @@ def test_bad_arguments_are_named(fake_gpu: dict[str, int]) -> None:
         cuda_ablation.run([])
     with pytest.raises(ValueError, match=r"`seconds` \(=0\)"):
         cuda_ablation.run([LAYER], seconds=0)
+    with pytest.raises(ValueError, match=r"`limit_s` \(=-1\)"):
+        cuda_ablation.run([LAYER], limit_s=-1)
+
+
+def test_a_run_ends_at_its_limit(fake_gpu: dict[str, int]) -> None:
+    """The layer that is measured then is the last one."""
+    pytest.importorskip("torch")
+    later = Layer("later", LAYER.conv.with_(batch=1))
+    assert [row.layer for row in cuda_ablation.run([LAYER, later], rounds=1, limit_s=1e-9).layers] == []
+    assert [row.layer for row in cuda_ablation.run([LAYER, later], rounds=1).layers] == ["conv9", "later"]
 
 
 @pytest.mark.slow
@@ -305,7 +317,8 @@ def test_libraries_are_built_by_other_processes(tmp_path: Path) -> None:
         "production": cuda_ablation.recipe(conv, RUNGS["production"], H200),
         "by_hand": cuda_ablation.recipe(conv, BY_HAND["by_hand_prefetch"], H200),
     }
-    built = cuda_builds.build_all(recipes, tmp_path, processes=2)
+    with cuda_builds.Builders(2) as builders, builders.begun(recipes, tmp_path) as begun:
+        built = {name: begun[name] for name in recipes}
     assert built["refused"] == f"the ladder on {conv}-NHWC: the GPU's ladder is written for NCHW, not NHWC."
     rung, production = built["rung"], built["production"]
     for library in (rung, production, built["by_hand"]):

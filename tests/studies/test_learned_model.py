@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from scripts import script
 from sessions import SMALL
 
 from im2win.bench.source import digests
@@ -179,10 +182,12 @@ def test_bad_pools_are_refused(pools: list[LayerPool]) -> None:
 class _Ranked:
     """A worker pool that only ranks."""
 
-    def ranked(self, conv: Conv2d, names: Any, device: Any, accuracy: str) -> dict[str, list[tuple[float, Tile]]]:
-        return {name: [(choice.cycles, choice.tile) for choice in choices] for name, choices in space(conv).items()} | {
-            name: [] for name in names if name not in ALGORITHMS
-        }
+    def ranked_together(self, problems: Any, device: Any, accuracy: str) -> list[dict[str, list[tuple[float, Tile]]]]:
+        return [
+            {name: [(choice.cycles, choice.tile) for choice in choices] for name, choices in space(conv).items()}
+            | {name: [] for name in names if name not in ALGORITHMS}
+            for conv, names in problems
+        ]
 
 
 class _Counted:
@@ -233,6 +238,40 @@ def test_a_resumed_pool_measures_nothing_twice(tmp_path: Path) -> None:
     learned_pool.file_of(tmp_path, MACHINE.name, SMALL).write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="is no pool of candidates"):
         learned_pool.load(tmp_path, MACHINE, SMALL)
+
+
+def test_a_run_with_a_limit_ends_with_the_layers_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rankings are made for some layers at once, and for none that is done. A layer that is measured in part goes on in the next run."""
+    layers = [Layer(name, SMALL.with_(batch=batch)) for batch, name in enumerate(("first", "second", "third"), 1)]
+    module, clock, asked = script("benchmarks/learned_model.py"), [0.0], list[Any]()
+
+    @contextlib.contextmanager
+    def pools(device: Any, most: int) -> Iterator[list[Any]]:
+        yield ["a pool"]
+
+    def measure(layer: Layer, device: Any, folder: Path, top: int, uniform: int, workers: Any, report: Any, *, ranked: Any) -> LayerPool:
+        assert ranked is not None or layer.name == "first"
+        for done in range(1, 4):
+            clock[0] += 1
+            report(done, 3)
+        return replace(pool(SMALL, 4, 4), name=layer.name, conv=layer.conv)
+
+    def rank(some: Any, device: Any, workers: Any) -> dict[Conv2d, Any]:
+        asked.append([layer.name for layer in some])
+        return {layer.conv: ({}, 1.0) for layer in some}
+
+    monkeypatch.setattr(module, "pools", pools)
+    monkeypatch.setattr(module, "measure_layer", measure)
+    monkeypatch.setattr(module, "rankings", rank)
+    monkeypatch.setattr(module, "done_before", lambda layer, *how: "a pool" if layer.name == "first" else None)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = module.measured(layers, MACHINE, tmp_path, 4, 4, 4.5)
+    assert [one.name for one in found] == ["first"] and asked == [["second", "third"]]
+    assert "second: 2 of 3 candidates; the next run goes on" in capsys.readouterr().out
+    clock[0] = 0.0
+    assert [one.name for one in module.measured(layers, MACHINE, tmp_path, 4, 4, math.inf)] == ["first", "second", "third"]
 
 
 def test_the_report_shows_arms_layers_and_curves(made: dict[str, Any], tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from sessions import SMALL
 
 from im2win.device.cpu import Machine
 from im2win.records.log import Log
+from im2win.registry.interface import Kernel
+from im2win.reports.page import tuned as page
 from im2win.tuner.baseline import DISTURBED, Baseline, measure_batch
 from im2win.tuner.cost_model import Choice
 from im2win.tuner.runners.cpu import Outcome
@@ -124,3 +126,57 @@ def test_what_is_wrong_when_measured_again_is_no_candidate(tmp_path: Path, machi
     batch = session.search.all[:3]
     measure_batch(session, measurement, baseline, batch, 1.5, lambda count: None, lambda choice: None, lambda: None)
     assert session.seconds[batch[1].key] is None and session.best is not None and session.best[0] == batch[0]
+
+
+# --- tiles that make the same kernel
+
+
+def alike(tmp_path: Path, machine: Machine) -> tuple[Session, _Noisy]:
+    """A session of four candidates, two of which make the kernels of the others, one with its filters in another order, and the default."""
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 6, 0)
+    measurement: Any = _Noisy(session, lambda place: 1.0)
+    packs = {repr(choice.tile.pack): choice for choice in session.search.all}
+    assert len(packs) > 1
+    same = [choice for choice in session.search.all if repr(choice.tile.pack) == next(iter(packs)) and choice.key != session.default.key]
+    other = next(choice for choice in session.search.all if repr(choice.tile.pack) != next(iter(packs)))
+    batch = [*same[:4], other]
+    measurement.kernels |= {choice.key: Kernel(0, f"kernel {place % 2}") for place, choice in enumerate(same)}
+    measurement.kernels[other.key] = Kernel(0, "kernel 0")
+    measurement.kernels[session.default.key] = Kernel(0, "kernel 1")
+    baseline = Baseline(lambda choice: measurement.run([choice])[0])
+    how: dict[str, Any] = {"built": lambda count: None, "tried": lambda choice: None, "disturbed": lambda: None}
+    known = {choice.key for choice, _ in session.tried}
+    measure_batch(session, measurement, baseline, [choice for choice in batch if choice.key not in known], 1.5, **how)
+    if session.default.key not in known:
+        measure_batch(session, measurement, baseline, [session.default], 1.5, **how)
+    return session, measurement
+
+
+def test_a_kernel_is_measured_once_for_all_tiles_that_make_it(tmp_path: Path, machine: Machine) -> None:
+    """But that of the default tile, and one that has filters in another order. Tiles that were not measured are no trials."""
+    session, measurement = alike(tmp_path, machine)
+    keys = [choice.key for choice, _ in session.tried]
+    assert list(session.equals.items()) == [(keys[2], keys[0]), (keys[3], keys[1])]
+    assert {measurement.numbers[keys[place]] for place in (0, 1, 4, 5)} == set(measurement.measured), "the default is the last one"
+    assert keys[5] == session.default.key and session.progress().trial == 4
+    records = Log(tmp_path).read(SMALL, machine.name)
+    assert [record.outcome for record in records] == ["ok", "ok", "equal", "equal", "ok", "ok"]
+    first = session.tried[0][0].tile.as_dict()
+    assert records[2].message == f"its kernel is that of direct/tiled with the tile {first}, which was measured"
+    assert records[2].fingerprint == records[0].fingerprint and not records[2].samples_s
+    assert len(session.next_batch()) == 2, "of six trials"
+    assert page.tuned(records).failed == 0 and len(page.tuned(records).trials) == 4
+    again, nothing = alike(tmp_path, machine)
+    assert again.equals == session.equals and not nothing.measured and len(again.next_batch()) == 2
+    session.record(session.tried[2][0], Outcome("ok", samples_s=[1e-3], error=0.0), Kernel(0, "kernel 0"), again=True)
+    assert list(session.equals) == [keys[3]], "it was measured after all"
+
+
+def test_tiles_whose_kernels_were_measured_end_a_session(tmp_path: Path, machine: Machine) -> None:
+    """As many as there are trials, if no other ones are left."""
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 4, 0, patience=None)
+    kernel = Kernel(0, "of all tiles")
+    while batch := session.next_batch():
+        for choice in batch:
+            session.record(choice, session.measured_before(choice, kernel) or Outcome("ok", samples_s=[1e-3], error=0.0), kernel)
+    assert len(session.tried) <= 8 and len(session.equals) >= 4 and session.progress().trial <= 4

@@ -1,17 +1,19 @@
-"""Compiles the GPU kernels of a study on all CPUs before the first one is measured."""
+"""Compiles the GPU kernels of a study on all CPUs, before the first one is measured or while others are."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from im2win.builder.build import cuda_manifest, looked_up
 from im2win.codegen import cuda as cuda_codegen
 from im2win.common.messages import brief
-from im2win.common.worker_pool import Worker, WorkerError, in_order, serve
+from im2win.common.worker_pool import JobQueue, Worker, WorkerError, in_order, serve
 from im2win.device.gpu import Gpu
 from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
@@ -21,6 +23,7 @@ from im2win.runtime.cuda import CudaOp
 from im2win.runtime.manifest import Manifest
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.build_worker import RankJob, rank
 
 if TYPE_CHECKING:
     from im2win.runtime.cuda import CudaOp
@@ -116,9 +119,32 @@ def build(job: Job) -> Manifest | str:
         return brief(error)
 
 
+def handle(job: Job | RankJob) -> Manifest | str | list[tuple[float, Any]]:
+    """Runs a job of either kind."""
+    return rank(job) if isinstance(job, RankJob) else build(job)
+
+
 def main(job_fd: int, result_fd: int) -> None:
     """Entry point of the worker process."""
-    serve(build, job_fd, result_fd)
+    serve(handle, job_fd, result_fd)
+
+
+class Begun(Generic[Name]):
+    """Recipes that are being compiled in the background, in the order in which they were given."""
+
+    def __init__(self, jobs: Mapping[Name, Job], queue: JobQueue) -> None:
+        self._futures: dict[Name, tuple[Job, Future[Any]]] = {name: (job, queue.submit(job)) for name, job in jobs.items()}
+
+    def __getitem__(self, name: Name) -> Library | str:
+        """The library of a recipe, or the reason why there is none. It waits until the recipe is compiled."""
+        job, future = self._futures[name]
+        return _library(job, future.result())
+
+
+def _library(job: Job, answer: Manifest | str | WorkerError) -> Library | str:
+    """What a job's answer means."""
+    failed = f"building: {answer}" if isinstance(answer, WorkerError) else answer
+    return failed if isinstance(failed, str) else Library(job.path, failed)
 
 
 class Builders:
@@ -141,12 +167,30 @@ class Builders:
 
     def build_all(self, recipes: Mapping[Name, Recipe], folder: Path) -> dict[Name, Library | str]:
         """Compiles every recipe into a library in `folder`. A recipe that failed has the reason in its place."""
-        jobs = [Job(recipe, folder / f"{number}.so") for number, recipe in enumerate(recipes.values())]
-        built = dict[Name, Library | str]()
-        for name, job, answer in zip(recipes, jobs, in_order(self._workers, jobs, BUILD_S), strict=True):
-            failed = f"building: {answer}" if isinstance(answer, WorkerError) else answer
-            built[name] = failed if isinstance(failed, str) else Library(job.path, failed)
-        return built
+        jobs = _jobs(recipes, folder)
+        answers = in_order(self._workers, list(jobs.values()), BUILD_S)
+        return {name: _library(job, answer) for (name, job), answer in zip(jobs.items(), answers, strict=True)}
+
+    def ranked(self, jobs: Sequence[RankJob]) -> list[list[tuple[float, Any]]]:
+        """The tiles of each job's algorithm with the model's estimates, best first. This process repeats what a worker fails at."""
+        answers = in_order(self._workers, jobs, BUILD_S)
+        return [rank(job) if isinstance(answer, WorkerError) else answer for job, answer in zip(jobs, answers, strict=True)]
+
+    @contextlib.contextmanager
+    def begun(self, recipes: Mapping[Name, Recipe], folder: Path) -> Generator[Begun[Name]]:
+        """As `build_all`, in the background. What is not compiled at the end of the context is dropped.
+
+        The times of a GPU's kernels are taken by the GPU, so that they may be measured meanwhile.
+        """
+        queue = JobQueue(self._workers, BUILD_S)
+        try:
+            yield Begun(_jobs(recipes, folder), queue)
+        finally:
+            queue.close()
+
+
+def _jobs(recipes: Mapping[Name, Recipe], folder: Path) -> dict[Name, Job]:
+    return {name: Job(recipe, folder / f"{number}.so") for number, (name, recipe) in enumerate(recipes.items())}
 
 
 def build_all(recipes: Mapping[Name, Recipe], folder: Path, processes: int | None = None) -> dict[Name, Library | str]:

@@ -21,7 +21,8 @@ from im2win.spec.objective import cost
 
 SCHEMA = 5
 NO_KERNEL = "none"  # the fingerprint of a candidate that was not compiled
-OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal")
+EQUAL = "equal"  # the outcome of a candidate whose kernel was measured as that of another tile
+OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal", EQUAL)
 
 TileValue = int | str | bool
 
@@ -169,7 +170,8 @@ class Record:
         schema: version of this list of fields.
         conv: key of the layer, ``str(conv)``.
         algorithm, schedule, tile: what was tried; the tile as ``Tile.as_dict()`` gives it.
-        outcome: ok, wrong (failed its check), build_error, crashed, timeout or illegal.
+        outcome: ok, wrong (failed its check), build_error, crashed, timeout, illegal, or equal (not measured, since another tile of the
+            algorithm makes the same kernel, and was).
         message: why it was not ok; empty otherwise.
         samples_s: every time measured, in seconds, in order, each at least a nanosecond; at least one where ok, none otherwise.
         error, tolerance: greatest relative error against the float64 reference, and what was allowed; None if not checked.

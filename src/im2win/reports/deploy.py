@@ -8,7 +8,7 @@ from typing import Any
 from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
-from im2win.studies.entries import FLOATS
+from im2win.studies.entries import COLD_PARTS, FLOATS, OURS_COLD
 
 ALONE, ANOTHER, PAUSE = "alone", "another", "pause"  # before the timed call: the same one, one with tensors of its own, or none for a while
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
@@ -125,6 +125,18 @@ def overhead_table(studies: Sequence[Study]) -> str:
         for study in studies for layout, ways in study["layouts"].items() for way, row in ways.items()
     ]  # fmt: skip
     return markdown.table(["device", "layout", "call", "us", "over the kernel"], rows, words=3)
+
+
+def cold_table(studies: Sequence[Study]) -> str:
+    """Milliseconds from a new process to its first result, part by part, and what this package takes of them."""
+    rows = []
+    for study in studies:
+        for layer, parts in study["layers"].items():
+            times = {part: parts[part]["median"] for part in COLD_PARTS}
+            ours = sum(times[part] for part in OURS_COLD)
+            rows.append([layer, f"`{study['device']}`", *(number(times[part], 1) for part in COLD_PARTS), number(ours, 1)])
+    heads = ["Python", "NumPy", "TVM's runtime", "im2win", "load", "bind", "first call", "second call"]
+    return markdown.table(["layer", "device", *(f"{head} ms" for head in heads), "of im2win, to the first result ms"], rows, words=2)
 
 
 def shared_table(studies: Sequence[Study]) -> str:

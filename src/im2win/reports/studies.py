@@ -19,12 +19,14 @@ from im2win.reports import learned_model as learned_report
 from im2win.reports import mutation as mutation_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
+from im2win.reports import tvm_search as tvm_report
 from im2win.reports import untuned as untuned_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import (
     ALGORITHMS,
     BROKEN,
+    COLD_START,
     EPILOGUES,
     FUZZ,
     LEARNED_MODEL,
@@ -38,6 +40,7 @@ from im2win.studies.entries import (
     SCHEDULED_NARROW,
     SHARED,
     SLIDING,
+    TVM_SEARCH,
     UNTUNED,
     WINOGRAD_TC,
     ZOO,
@@ -51,6 +54,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     ALGORITHMS: algorithms_report.table,
     SCHEDULED: scheduled_report.table,
     SCHEDULED_NARROW: scheduled_report.narrow_table,
+    TVM_SEARCH: tvm_report.table,
     WINOGRAD_TC: fused_report.table,
     MODELS: deploy_report.models_table,
     OPERATORS: deploy_report.operators_table,
@@ -58,6 +62,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     PYTORCH: deploy_report.pytorch_table,
     OVERHEAD: deploy_report.overhead_table,
     SHARED: deploy_report.shared_table,
+    COLD_START: deploy_report.cold_table,
     EPILOGUES: epilogues_report.table,
     ZOO: zoo_report.table,
     FUZZ: fuzz_report.table,

@@ -14,7 +14,7 @@ from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQ
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
 _OURS = (SYNCHRONOUS, PROTOTYPE, *FUSED, WHOLE, OTHERS, INTEGERS)
 _STAGES = {PROTOTYPE: "unfused", "pkf-shmem-16": "PKF-Shmem-16", "pkf-shmem-32": "PKF-Shmem-32", "pkf-llc-16": "PKF-LLC-16",
-           "pkf-llc-32": "PKF-LLC-32", WHOLE: "one kernel"}  # fmt: skip
+           "pkf-llc-32": "PKF-LLC-32", WHOLE: "tiled"}  # fmt: skip
 _NAMES = {"winograd": "cuDNN Winograd", "cudnn": "cuDNN best", SYNCHRONOUS: "synchronous", **_STAGES, OTHERS: "our best", TVM: "TVM"}
 _LINES = {
     "float16": {**_STAGES, OTHERS: "our best", TVM: "TVM"},
@@ -26,7 +26,7 @@ _LINES = {
 """What the panels of a type show: labels by form."""
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = {"unfused": "#E69F00", "PKF-Shmem-16": "#0072B2", "PKF-Shmem-32": "#56B4E9", "PKF-LLC-16": "#D55E00", "PKF-LLC-32": "#CC79A7",
-            "one kernel": "#000000", "our best": "#009E73", "our best, int8 to int8": "#F0E442", "TVM": "#999999"}  # fmt: skip
+            "tiled": "#000000", "our best": "#009E73", "our best, int8 to int8": "#F0E442", "TVM": "#999999"}  # fmt: skip
 _RULES = {
     "barriers": (SYNCHRONOUS, (PROTOTYPE,), "a warp's own fragments, and no barrier in the loop, over loads that a thread block shares"),
     "pkf-shmem": (PROTOTYPE, FUSED[:2], "transformed inputs stay in shared memory"),
@@ -59,19 +59,26 @@ def _problems(entries: Sequence[Entry]) -> list[Problem]:
 
 
 def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None]:
-    """The fastest time of each form on a problem, of all of cuDNN in the layout, and of cuDNN's Winograd, which is channels-first only."""
+    """The fastest time of each form on a problem, and of cuDNN in the problem's layout: its Winograd, channels first only, and all."""
     here = [entry for entry in entries if _problem(entry) == problem]
     found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM, *INT8, REQUANTISED)}
     found[REQUANTISED_PEER] = _fastest(entry for entry in here if str(entry["form"]).startswith(REQUANTISED_PEER))
-    either = [entry for entry in entries if _problem(entry)[1:] == problem[1:]]
-    found["winograd"] = _fastest(entry for entry in either if entry["form"] in CUDNN_WINOGRAD)
+    found["winograd"] = _fastest(entry for entry in here if entry["form"] in CUDNN_WINOGRAD)
     torch = f"torch_{problem[0].lower()}"
     found["cudnn"] = _fastest(entry for entry in here if entry["form"] == torch or str(entry["form"]).startswith("cudnn_"))
     return found
 
 
+def _way(whole: Entry | None) -> str:
+    """Whether `winograd/tiled` ran along rows, which is one kernel, or in bands of tiles, which are several launches."""
+    tile = whole["tile"] if whole is not None else None
+    if not tile:
+        return "-"
+    return f"rows, F({tile['outputs']})" if tile["rows"] else f"bands, F({tile['outputs']}x{tile['outputs']})"
+
+
 def _layers(entries: Sequence[Entry]) -> str:
-    rows, of_all = [], dict[str, list[list[float]]]()
+    rows, of_all = [], dict[tuple[str, int], list[list[float]]]()
     searched, scaled = (any(entry["form"] == form for entry in entries) for form in (TVM, REQUANTISED))
     shown = ("winograd", "cudnn", *_OURS, *([REQUANTISED] if scaled else []), *([TVM] if searched else []))
     for problem in _problems(entries):
@@ -85,15 +92,16 @@ def _layers(entries: Sequence[Entry]) -> str:
             *([(found[OTHERS], found[REQUANTISED]), (found[REQUANTISED_PEER], found[REQUANTISED])] if scaled else []),
         ]
         cells = _cells(entries, problem, {form: found[form] for form in shown})
+        cells.insert(shown.index(WHOLE) + 1, _way(found[WHOLE]))
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, *(_ratio(*pair) for pair in pairs)])
-        of_layout = of_all.setdefault(problem[0], [[] for _ in pairs])
-        for ratios, (other, ours) in zip(of_layout, pairs, strict=True):
+        alike = of_all.setdefault(problem[:2], [[] for _ in pairs])
+        for ratios, (other, ours) in zip(alike, pairs, strict=True):
             ratios += [other["ms"] / ours["ms"]] if other is not None and ours is not None else []
-    for layout, found_ratios in of_all.items():
+    for (layout, batch), found_ratios in of_all.items():
         means = [f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-" for ratios in found_ratios]
-        rows.append([layout, "", "geometric mean", *[""] * len(shown), *means])
+        rows.append([layout, str(batch), "geometric mean", *[""] * (len(shown) + 1), *means])
     columns = ["layout", "images", "map", "cuDNN Winograd ms", "cuDNN best ms", "synchronous ms", "unfused ms",
-               *(f"{_STAGES[form]} ms" for form in FUSED), "one kernel ms", "our best ms", "our int8 ms",
+               *(f"{_STAGES[form]} ms" for form in FUSED), "tiled ms", "tiled: its form", "our best ms", "our int8 ms",
                *(["our int8 to int8 ms"] if scaled else []), *(["TVM ms"] if searched else []),
                "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best", "int8 over float16",
                *(["int8 to int8 over float16", "int8 to int8 over cuDNN"] if scaled else [])]  # fmt: skip
@@ -104,14 +112,14 @@ def _rules(entries: Sequence[Entry]) -> str:
     """The gain of each rule of the reconstructor: the time without it over the time with it."""
     rows = []
     for rule, (without, ways, what) in _RULES.items():
-        for layout in sorted({problem[0] for problem in _problems(entries)}):
+        for group in sorted({problem[:2] for problem in _problems(entries)}):
             gains = []
-            for found in (_times(entries, problem) for problem in _problems(entries) if problem[0] == layout):
+            for found in (_times(entries, problem) for problem in _problems(entries) if problem[:2] == group):
                 before, after = found[without], _fastest(entry for way in ways if (entry := found[way]) is not None)
                 gains += [before["ms"] / after["ms"]] if before is not None and after is not None else []
             numbers = [statistics.geometric_mean(gains), min(gains), max(gains)] if gains else [None] * 3
-            rows.append([rule, what, layout, *(markdown.number(value, 2) for value in numbers)])
-    return markdown.table(["rule", "what it does", "layout", "gain, geometric mean", "least", "most"], rows, words=3)
+            rows.append([rule, what, group[0], str(group[1]), *(markdown.number(value, 2) for value in numbers)])
+    return markdown.table(["rule", "what it does", "layout", "images", "gain, geometric mean", "least", "most"], rows, words=3)
 
 
 def _integers(entries: Sequence[Entry]) -> list[str]:
@@ -169,7 +177,8 @@ def _fastest(entries: Iterable[Entry]) -> Entry | None:
 
 def _cells(entries: Sequence[Entry], problem: Problem, fastest: Mapping[str, Entry | None]) -> list[str]:
     """Milliseconds of each form; "failed" for a form that was tried without a time, as peers always are."""
-    tried = {"winograd", "cudnn", *(entry["form"] for entry in entries if _problem(entry) == problem)}
+    peers = {"cudnn", *(["winograd"] if problem[0] == "NCHW" else [])}
+    tried = {*peers, *(entry["form"] for entry in entries if _problem(entry) == problem)}
     none = {form: "failed" if form in tried else "-" for form in fastest}
     return [none[form] if one is None else f"{one['ms']:.4f}" if one["ms"] < 1 else f"{one['ms']:.3f}" for form, one in fastest.items()]
 
@@ -186,7 +195,8 @@ def _caption(study: Mapping[str, Any]) -> str:
         f"64 channels, 64 filters of 3x3, padding 1, float16; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. "
         "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; "
         f"cuDNN best: of all by name, and PyTorch, in the same layout. TVM: the best of its default search{trials}. "
-        "Unfused: the prototype in three kernels; one kernel: all three stages fused; our best: without Winograd's form; "
+        "Unfused: the prototype in three kernels; tiled: the schedule winograd / tiled, along rows, all stages in one kernel, or in bands "
+        "of tiles, several launches; our best: without Winograd's form; "
         "int8: the same problem with int8, sums stored as "
         f"int32{_of_scaled(study)}. Ratios: times of the second over those of the first. Errors: the largest difference from float64 over "
         "the largest output. -: not measured."
@@ -205,6 +215,8 @@ def _of_scaled(study: Mapping[str, Any]) -> str:
 def plot(study: Mapping[str, Any], path: Path) -> Path:
     """Draws times of cuDNN's Winograd over im2win's by map, one line for each form and one row of panels for each type.
 
+    Channels last, which cuDNN's Winograd does not have, the times of the best of cuDNN and PyTorch take its place.
+
     Returns the PNG's path.
 
     Needs matplotlib.
@@ -221,7 +233,7 @@ def plot(study: Mapping[str, Any], path: Path) -> Path:
         for axes, (layout, batch) in zip(across, columns, strict=True):
             labels |= _draw(axes, entries, (layout, batch), lines)
             axes.set_title(f"{dtype}, {layout}, {batch} image{'s' if batch > 1 else ''}", fontsize=10)
-        across[0].set_ylabel("times cuDNN Winograd")
+            axes.set_ylabel("times cuDNN Winograd" if layout == "NCHW" else "times the best of cuDNN and PyTorch", fontsize=9)
     for axes in panels[-1]:
         axes.set_xlabel("map")
     figure.legend(labels.values(), labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
@@ -235,7 +247,7 @@ def _draw(axes: Any, entries: Sequence[Entry], group: tuple[str, int], lines: Ma
     drawn = {}
     times = {problem[2]: _times(entries, problem) for problem in _problems(entries) if problem[:2] == group}
     for form, label in lines.items():
-        points = [(size, found["winograd"], found[form]) for size, found in times.items()]
+        points = [(size, found["winograd" if group[0] == "NCHW" else "cudnn"], found[form]) for size, found in times.items()]
         whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer and ours]
         if whole:
             [drawn[label]] = axes.plot(*zip(*whole, strict=True), marker="o", markersize=3, color=_COLOURS[label])

@@ -1,14 +1,17 @@
 """Measures the GPU's ablation ladder: every rung, and Alg. 9 without each technique, on the same layers in one run.
 
 The rungs are those of schedules.studies.cuda_ladder, from the im2win papers (arXiv 2306.14316 and the thesis behind it). Every kernel is
-compiled beforehand, and checked against the float64 reference before it is timed and again afterwards. It is timed as in the benchmark
-(cuda_harness.py): in interleaved rounds, after the level-2 cache was overwritten, with the im2win transform included. The transform alone
-is timed in the same rounds. A result is a benchmark result whose "ours" is the ladder's last rung and whose "peers" are all others.
+checked against the float64 reference before it is timed and again afterwards. It is timed as in the benchmark (cuda_harness.py): in
+interleaved rounds, after the level-2 cache was overwritten, with the im2win transform included. The transform alone is timed in the same
+rounds. While a layer is measured, the CPUs compile the kernels of those that follow. A result is a benchmark result whose "ours" is the
+ladder's last rung and whose "peers" are all others.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,7 +22,7 @@ import tvm
 from im2win.bench.ceilings import Ceilings
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda import measure_ceilings, new_result
-from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe, load
 from im2win.bench.cuda_harness import Subject, interleaved, op_subject, prepared
 from im2win.bench.results import Result, Row
 from im2win.builder.build import cuda_manifest
@@ -123,7 +126,9 @@ def run(
     rounds: int = 15,
     seconds: float = 1.0,
     suite: str = "custom",
+    limit_s: float = math.inf,
     progress: Progress | None = None,
+    keep: Callable[[Result], object] | None = None,
 ) -> Result:
     """Times every rung on every layer on the first GPU. The result has one row for each layer.
 
@@ -132,10 +137,12 @@ def run(
         rounds: most samples of a rung on a layer.
         seconds: most seconds of timed calls of a rung on a layer; slow rungs get fewer samples, at least one.
         suite: name of the result after "ladder-".
+        limit_s: seconds after which no further layer is begun; the result then has fewer rows.
         progress: called with (layers done, layers in all, row) after each layer.
+        keep: called with the result after each layer.
 
     Raises:
-        ValueError: no layers, no rungs, bad `rounds` or `seconds`. A rung that fails is a message in its row instead.
+        ValueError: no layers, no rungs, bad `rounds`, `seconds` or `limit_s`. A rung that fails is a message in its row instead.
         NoGpuError: there is no GPU.
         ToolchainError: there is no CUDA compiler.
     """
@@ -144,21 +151,31 @@ def run(
         raise ValueError("`layers` and `rungs` must name at least one each.")
     if rounds < 1 or not seconds > 0:
         raise ValueError(f"`rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
+    if not limit_s > 0:
+        raise ValueError(f"`limit_s` (={limit_s:g}) must be above 0.")
+    begun = time.monotonic()
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     twins = _twins(rungs)
     distinct = list(dict.fromkeys(twins.values()))
-    with tempfile.TemporaryDirectory(prefix="im2win-ablation-") as folder:
-        recipes = {(layer.conv, name): recipe(layer.conv, rungs[name], gpu) for layer in layers for name in distinct}
-        built = build_all(recipes, Path(folder))
+    recipes = {(layer.conv, name): recipe(layer.conv, rungs[name], gpu) for layer in layers for name in distinct}
+    with (
+        tempfile.TemporaryDirectory(prefix="im2win-ablation-") as folder,
+        Builders() as builders,
+        builders.begun(recipes, Path(folder)) as built,
+    ):
         limits = measure_ceilings()
         result = new_result(SUITE + suite, layers, gpu, limits)
         for done, layer in enumerate(layers, 1):
+            if time.monotonic() - begun > limit_s:
+                break
             row = time_layer(layer, {name: built[layer.conv, name] for name in distinct}, twins, rounds, seconds)
             if row.ours_ms is not None:
                 row.gflops = layer.conv.flops / row.ours_ms / 1e6
                 row.roofline_fraction = Ceilings(limits["fma_gflops"], limits["copy_gbs"]).floor_ms(layer.conv) / row.ours_ms
             result.layers.append(row)
+            if keep is not None:
+                keep(result)
             if progress is not None:
                 progress(done, len(layers), row)
     return result

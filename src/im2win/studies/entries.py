@@ -8,6 +8,10 @@ from collections.abc import Container, Sequence
 ZOO, UNTUNED, EPILOGUES = "zoo", "untuned", "epilogues"
 MODELS, OPERATORS, PYTORCH, OVERHEAD, SHARED = "models", "operators", "pytorch-models", "op-overhead", "shared-process"
 
+COLD_START = "cold-start"
+COLD_PARTS = ("python", "numpy", "runtime", "im2win", "load", "bind", "first call", "second call")  # of a new process, in order
+OURS_COLD = ("im2win", "load", "bind", "first call")  # those of this package
+
 QUANTISED = "quantised-models"
 FLOATS = {"ours float32": "ours", "onnxruntime float32": "onnxruntime"}  # subjects on the float32 model: whose they are
 
@@ -29,6 +33,9 @@ SCHEDULED, SCHEDULED_NARROW = "scheduled", "scheduled-narrow"
 FIRST_SCHEDULED = "direct/scheduled"  # the schedule that is measured on every layer
 RULES = {"plain": "", "pipelines": "pipelines", "copies": "copies", "both": "pipelines+copies"}  # forms of a kernel, and their rule sets
 HAND_BUILT = "hand-built"
+
+TVM_SEARCH = "tvm-search"
+OURS_SEARCHED, OURS_BEST, TVM_SEARCHED = "direct/scheduled, searched", "best", "tvm"  # its subjects beside HAND_BUILT and the peers
 
 ALGORITHMS = "algorithms"
 COMPARED = ("im2win/fused", "im2win/stored", "direct/tiled", "im2col/tiled", "implicit_gemm/tiled", "mec/tiled", "mcfa/tiled")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from im2win.bench.cuda import new_result
 from im2win.bench.cuda_builds import Library, load
 from im2win.bench.cuda_harness import Subject, WrongError, cudnn_subjects, op_subject, torch_subject
 from im2win.bench.results import Spread
+from im2win.bench.source import SOURCE
 from im2win.device.gpu import Gpu
 from im2win.spec.conv2d import LAYOUTS
 from im2win.spec.suites import Layer
@@ -26,6 +27,16 @@ def head(study: str, layers: Sequence[Layer], gpu: Gpu) -> dict[str, Any]:
     facts = new_result(study, layers, gpu, {})
     names = ("device", "brand", "versions", "commit", "date", "digests")
     return {"study": study, "schema": SCHEMA, **{name: getattr(facts, name) for name in names}}
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two studies are of the same device, libraries and kernels; the system's version and the rest of the source do not count."""
+    heads = (
+        {**head, "versions": {**head.get("versions", {}), "system": None}, "digests": {**head.get("digests", {}), SOURCE: None}}
+        for head in (one, other)
+    )
+    first, second = ([head.get(name) for name in ("study", "device", "versions", "digests")] for head in heads)
+    return first == second
 
 
 def timed(entry: Entry, spread: Spread | None, subject: Subject | None, failed: str | None) -> Entry:

@@ -34,7 +34,7 @@ from im2win.studies.gpu_study import head
 from im2win.tuner.baseline import Baseline, measure_batch
 from im2win.tuner.cost_model import Choice
 from im2win.tuner.measurement import Measurement
-from im2win.tuner.pool import Pool
+from im2win.tuner.pool import Pool, Ranking
 from im2win.tuner.proposer import Search
 from im2win.tuner.session import Session, batch_size
 
@@ -171,9 +171,29 @@ def load(folder: Path, device: Device, conv: Conv2d) -> LayerPool | None:
     return pool if same else None
 
 
+def done_before(layer: Layer, device: Device, folder: Path, top: int, uniform: int) -> LayerPool | None:
+    """The pool of a layer if all of it is measured; else None. Raises ValueError: see `load`."""
+    before = load(folder, device, layer.conv)
+    return before if before is not None and before.done and (before.top, before.uniform) == (top, uniform) else None
+
+
+def rankings(layers: Sequence[Layer], device: Device, workers: Pool) -> dict[Conv2d, tuple[Ranking, float]]:
+    """The ranked tiles of all algorithms of each layer, and the seconds that they took, about.
+
+    Raises:
+        ValueError: no algorithm supports a layer.
+    """
+    target, begun = backend_for(device).target, time.monotonic()
+    problems = [(layer.conv, [row.key for row in candidates("auto", layer.conv, target)]) for layer in layers]
+    found = workers.ranked_together(problems, device, "float32")
+    seconds = (time.monotonic() - begun) / max(len(layers), 1)
+    return {conv: (ranking, seconds) for (conv, _), ranking in zip(problems, found, strict=True)}
+
+
 def measure_layer(
     layer: Layer, device: Device, folder: Path, top: int, uniform: int, workers: Pool,
     report: Callable[[int, int], None] = lambda done, total: None, open_measurement: Callable[[Session, Pool], Measurement] = Measurement,
+    ranked: tuple[Ranking, float] | None = None,
 ) -> LayerPool:  # fmt: skip
     """Measures what a layer's pool lacks, and returns it. A pool that is done is returned at once.
 
@@ -181,21 +201,19 @@ def measure_layer(
         folder: of the records.
         top, uniform: candidates by estimate and drawn at random.
         workers: the processes that rank, build and measure.
-        report: called with (measured candidates, all of the pool) after each trial.
+        report: called with (measured candidates, all of the pool) after each trial. What is measured is kept if it raises.
         open_measurement: for tests.
+        ranked: of `rankings`; None to rank the layer's tiles now.
 
     Raises:
         ValueError: no algorithm supports the layer, or no tile is legal. LogError: the log cannot be written.
         MachineError: nothing can be built or measured.
     """
-    before = load(folder, device, layer.conv)
-    if before is not None and before.done and (before.top, before.uniform) == (top, uniform):
-        return before
-    backend, conv = backend_for(device), layer.conv
+    if (finished := done_before(layer, device, folder, top, uniform)) is not None:
+        return finished
+    before, backend, conv = load(folder, device, layer.conv), backend_for(device), layer.conv
     names = [row.key for row in candidates("auto", conv, backend.target)]
-    begun = time.monotonic()
-    ranking = workers.ranked(conv, names, device, "float32")
-    ranking_s = time.monotonic() - begun
+    ranking, ranking_s = ranked or rankings([layer], device, workers)[conv]
     session = Session(conv, names, device, Log(folder), top + uniform, DRAW, None, "float32", ranking)
     measurement = open_measurement(session, workers)
     choices, places, drawn, default = chosen(session.search, session.default, top, uniform)
@@ -208,6 +226,7 @@ def measure_layer(
 
     def kept(done: bool) -> LayerPool:
         costs = {choice.key: cost for choice, cost in session.tried if choice.key in session.seconds}  # those that are decided
+        costs |= {key: costs[first] for key, first in session.equals.items() if first in costs}
         now = replace(pool.with_costs(costs), measuring_s=spent + time.monotonic() - begun, done=done)
         replace_json(file_of(folder, device.name, conv), now.to_json())
         return now

@@ -88,7 +88,7 @@ def narrow(
     Raises:
         ValueError, NoGpuError, ToolchainError: see `run`.
     """
-    gpu = _checked(layers, count, rounds)
+    gpu = checked(layers, count, rounds)
     facts = head(NARROW, layers, gpu)
     recipes = {(layer.conv, name): recipe for layer in layers for name, recipe in narrow_subjects(layer.conv, gpu, count).items()}
     with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
@@ -96,7 +96,7 @@ def narrow(
     return {**facts, "tiles": count, "entries": [asdict(entry) for entry in entries]}
 
 
-def _checked(layers: Sequence[Layer], count: int, rounds: int) -> Gpu:
+def checked(layers: Sequence[Layer], count: int, rounds: int) -> Gpu:
     """The first GPU, ready to build and time for; raises as `run`."""
     if not layers or count < 1 or rounds < 1:
         raise ValueError(f"`layers` must name one at least, and `count` (={count}) and `rounds` (={rounds}) must be at least 1.")
@@ -157,7 +157,7 @@ def run(
         ValueError: no layers, or `count` or `rounds` below 1.
         NoGpuError: there is no GPU. ToolchainError: there is no CUDA compiler.
     """
-    gpu = _checked(layers, count, rounds)
+    gpu = checked(layers, count, rounds)
     facts = head(STUDY, layers, gpu)
     with tempfile.TemporaryDirectory(prefix="im2win-scheduled-") as folder, Builders() as builders:
         recipes = {
@@ -192,13 +192,17 @@ def _fastest(conv: Conv2d, libraries: Mapping[ScheduledTile, Library | str]) -> 
     return names[min(samples, key=lambda name: samples[name].median)] if samples else next(iter(libraries))
 
 
-def time_layer(layer: Layer, libraries: Mapping[str, Library | str], rounds: int, seconds: float) -> list[Entry]:
-    """Checks and times every form and every peer on one layer."""
+def time_layer(
+    layer: Layer, libraries: Mapping[str, Library | str], rounds: int, seconds: float,
+    others: Mapping[str, Callable[[Bench], Subject]] | None = None,
+) -> list[Entry]:  # fmt: skip
+    """Checks and times every form and every peer on one layer. `others`: further peers by name, which are prepared for its bench."""
     conv = layer.conv
     bench = Bench(conv, SEED)
     with every_peer(bench) as peers:
         ours = [(name, partial(kernel_subject, bench, library, tolerance(conv))) for name, library in libraries.items()]
-        ready, failed = prepared([*ours, *peers])
+        more = [(name, partial(prepare, bench)) for name, prepare in (others or {}).items()]
+        ready, failed = prepared([*ours, *more, *peers])
         found = spreads(interleaved(bench, ready, rounds, seconds))
     entries = []
     for name in (*libraries, *(one for one in (*ready, *failed) if one not in libraries)):

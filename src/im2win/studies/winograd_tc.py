@@ -1,14 +1,17 @@
 """The study of Winograd's form on tensor cores, in float16 and int8, unfused and fused, against cuDNN, in one run.
 
 It repeats the comparison of partial kernel fusion (PKF; docs/papers.md, section 4) with the better of cuDNN's two Winograd algorithms on
-the suite `winograd64`. Every form is checked against the float64 reference before it is timed, and im2win's again afterwards, as in the
-benchmark (cuda_harness.py). A form whose kernel is refused has the rule's reason and no time.
+the suite `winograd64`. While a problem is measured, the CPUs compile the kernels of those that follow. Every form is checked against the
+float64 reference before it is timed, and im2win's again afterwards, as in the benchmark (cuda_harness.py). A form whose kernel is refused
+has the rule's reason and no time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +21,6 @@ from typing import Any
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
 from im2win.bench.cuda_harness import Subject, interleaved, prepared, set_up_peers, tvm_searched
-from im2win.bench.source import SOURCE
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
@@ -28,7 +30,8 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies.entries import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, SYNCHRONOUS, TVM, WHOLE
 from im2win.studies.entries import WINOGRAD_TC as STUDY
-from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
+from im2win.studies.gpu_study import every_peer, head, kernel_subject, same, timed
+from im2win.tuner.build_worker import RankJob
 from im2win.tuner.runners.check import verify
 from im2win.tuner.runners.cuda import Bench
 
@@ -59,6 +62,9 @@ Try = tuple[str, int]
 
 Named = list[tuple[str, Callable[[], Subject]]]
 
+Ranked = Sequence[tuple[float, Any]]
+"""Legal tiles of `ROW` on a problem with the model's estimates, best first."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -66,6 +72,7 @@ class Entry:
 
     Attributes:
         size, batch, layout: of the problem's maps.
+        tile: of an im2win kernel; the chosen one where the records or the model choose it.
         error: against the reference, relative to the largest output.
     """
 
@@ -84,26 +91,27 @@ class Entry:
     failed: str | None = None
 
 
-def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
-    """Recipes for a problem: the first tiles of every form, Winograd in one kernel, and the best kernel of any algorithm.
+def recipes(conv: Conv2d, gpu: Gpu, tries: int, ranked: Ranked) -> dict[Try, Recipe]:
+    """Recipes for a problem: the first tiles of every form, `winograd/tiled`, and the best kernel of any algorithm.
 
-    The tiles of the last two come from the records, or else from the model.
+    The tiles of the last two come from the records, or else from the model. `winograd/tiled` is one kernel where it runs along rows, and
+    several launches where it runs in bands of tiles (docs/winograd.md): its entry's tile says which.
     """
     whole = TileRecipe(conv, "winograd", gpu, ACCURACY, recorded=True)
     others = TileRecipe(conv, "auto", gpu, recorded=True)
-    return {**_first_tiles(conv, gpu, tries, FORMS), (WHOLE, 0): whole, (OTHERS, 0): others}
+    return {**_first_tiles(conv, gpu, tries, FORMS, ranked), (WHOLE, 0): whole, (OTHERS, 0): others}
 
 
-def integers(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+def integers(conv: Conv2d, gpu: Gpu, tries: int, ranked: Ranked) -> dict[Try, Recipe]:
     """Recipes for the problem in int8, whose kernels without Winograd's form are exact.
 
     cuDNN's algorithms by name do not support this type.
     """
     whole = conv.with_(dtype="int8")
-    return {**_first_tiles(whole, gpu, tries, INT8_FORMS), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
+    return {**_first_tiles(whole, gpu, tries, INT8_FORMS, ranked), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
 
 
-def requantised(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+def requantised(conv: Conv2d, gpu: Gpu, tries: int, ranked: Ranked) -> dict[Try, Recipe]:
     """Recipes for the problem with int8 outputs: the best kernel, which is without Winograd's form."""
     return {(REQUANTISED, 0): TileRecipe(conv.with_(dtype="int8", out_dtype="int8"), "auto", gpu, recorded=True)}
 
@@ -115,18 +123,20 @@ class Part:
     Attributes:
         types: of the problem's tensors.
         forms: each has at least one entry.
-        recipes: of im2win's kernels.
+        recipes: of im2win's kernels, by problem in float16, GPU, number of tiles and ranking.
+        ranks: whether it tries tiles of the model.
         peers: selects those that take part from all peers.
     """
 
     types: Mapping[str, str]
     forms: tuple[str, ...]
-    recipes: Callable[[Conv2d, Gpu, int], dict[Try, Recipe]]
+    recipes: Callable[[Conv2d, Gpu, int, Ranked], dict[Try, Recipe]]
+    ranks: bool
     peers: Callable[[Named], Named] | None
 
-    def of_forms(self, forms: Sequence[str], conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    def of_forms(self, forms: Sequence[str], conv: Conv2d, gpu: Gpu, tries: int, ranked: Ranked) -> dict[Try, Recipe]:
         """im2win's recipes of some of the forms."""
-        return {one: recipe for one, recipe in self.recipes(conv, gpu, tries).items() if one[0] in forms} if forms else {}
+        return {one: recipe for one, recipe in self.recipes(conv, gpu, tries, ranked).items() if one[0] in forms} if forms else {}
 
 
 def _by_name(peers: Named) -> Named:
@@ -134,8 +144,7 @@ def _by_name(peers: Named) -> Named:
     return [(name.replace("cudnn_", REQUANTISED_PEER), prepare) for name, prepare in peers if name.startswith("cudnn_")]
 
 
-def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]]) -> dict[Try, Recipe]:
-    ranked = backend_for(gpu, ACCURACY).ranked(conv, schedule_of(ROW))
+def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]], ranked: Ranked) -> dict[Try, Recipe]:
     found: dict[Try, Recipe] = {}
     for form, common in forms.items():
         tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
@@ -144,9 +153,9 @@ def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping
 
 
 PARTS = (
-    Part({}, (*FORMS, WHOLE, OTHERS), recipes, list),
-    Part({"dtype": "int8"}, (*INT8_FORMS, INTEGERS), integers, None),
-    Part({"dtype": "int8", "out_dtype": "int8"}, (REQUANTISED,), requantised, _by_name),
+    Part({}, (*FORMS, WHOLE, OTHERS), recipes, True, list),
+    Part({"dtype": "int8"}, (*INT8_FORMS, INTEGERS), integers, True, None),
+    Part({"dtype": "int8", "out_dtype": "int8"}, (REQUANTISED,), requantised, False, _by_name),
 )
 """Of float16, with all peers; of int8, by itself; of int8 with int8 outputs, beside those of cuDNN (see `cudnn_subjects`)."""
 
@@ -155,10 +164,12 @@ def run(
     layers: Sequence[Layer],
     *,
     tries: int = TRIES,
+    int8_tries: int = TRIES,
     rounds: int = 15,
     seconds: float = 0.5,
     tvm_trials: int = 0,
     tvm_cache: Path | None = None,
+    limit_s: float = math.inf,
     progress: Callable[[int, int, list[Entry]], None] | None = None,
     before: Mapping[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] | None = None,
@@ -168,11 +179,12 @@ def run(
 
     Args:
         layers: problems in float16, as in the suite `winograd64`.
-        tries: tiles of a form on a layer.
+        tries, int8_tries: tiles of a form in float16 and in int8 on a layer.
         rounds: most samples of a tile on a layer.
         seconds: most seconds of timed calls of a tile on a layer.
         tvm_trials: candidates that TVM's default search may try for a channels-first layer; 0 leaves it out.
         tvm_cache, note: as in `im2win.bench.cuda.run`.
+        limit_s: seconds after which no further layer is begun; a later run goes on with those that are lacking.
         progress: called with (layers done, layers in all, entries of the layer) after each layer.
         before: an interrupted study. Its entries are not measured again if it is of the same device, libraries and kernels; layers that
             lack some forms, or had them removed, get these.
@@ -182,12 +194,16 @@ def run(
         The study, as it is written to JSON (see `fused_report`).
 
     Raises:
-        ValueError: no layers, one that the schedule does not support, or `tries` or `rounds` below 1.
+        ValueError: no layers, one that the schedule does not support, or `tries`, `int8_tries`, `rounds` or `limit_s` too small.
         NoGpuError: there is no GPU.
         ToolchainError: there is no CUDA compiler.
     """
-    if not layers or tries < 1 or rounds < 1:
-        raise ValueError(f"`layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
+    if not layers or min(tries, int8_tries, rounds) < 1:
+        numbers = f"`tries` (={tries}), `int8_tries` (={int8_tries}) and `rounds` (={rounds})"
+        raise ValueError(f"`layers` must name at least one, and {numbers} must be at least 1.")
+    if not limit_s > 0:
+        raise ValueError(f"`limit_s` (={limit_s:g}) must be above 0.")
+    started = time.monotonic()
     for layer in layers:
         if (reason := schedule_of(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
             raise ValueError(f"`layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
@@ -195,7 +211,7 @@ def run(
     backend_for(gpu).check_tools()
     set_up_peers("float32")
     facts = head(STUDY, layers, gpu)
-    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, facts) else []
+    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and same(before, facts) else []
 
     def study() -> dict[str, Any]:
         return {**facts, "entries": [asdict(entry) for entry in entries]}
@@ -207,22 +223,24 @@ def run(
         wanted = [layer.conv for layer in layers if tvm_trials and layer.conv.layout == "NCHW" and TVM not in known(layer.conv)]
         cache = tvm_cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
         by_tvm = tvm_searched(wanted, gpu, tvm_trials, cache, note) if wanted else {}
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-winograd-")))
         builders = stack.enter_context(Builders())
+        lacking = {layer.conv: [[form for form in part.forms if form not in known(layer.conv)] for part in PARTS] for layer in layers}
+        made = _recipes(lacking, gpu, (tries, int8_tries), builders)
+        built = stack.enter_context(builders.begun(made, folder))
         for done, layer in enumerate(layers, 1):
-            conv = layer.conv
-            lacking = [[form for form in part.forms if form not in known(conv)] for part in PARTS]
+            conv, found = layer.conv, list[Entry]()
             searched = by_tvm if conv in wanted else {}
-            if not any(lacking) and not searched:
+            if not any(lacking[conv]) and not searched:
                 continue
-            found: list[Entry] = []
-            with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
-                made = [part.of_forms(forms, conv, gpu, tries) for part, forms in zip(PARTS, lacking, strict=True)]
-                built = builders.build_all({one: recipe for some in made for one, recipe in some.items()}, Path(folder))
-                for part, ours, forms in zip(PARTS, made, lacking, strict=True):
-                    others = searched if part is PARTS[0] else {}
-                    if forms or others:
-                        libraries = {one: built[one] for one in ours}
-                        found += time_part(part, conv, ours, libraries, forms, rounds, seconds, others)
+            if time.monotonic() - started > limit_s:
+                break
+            for place, (part, forms) in enumerate(zip(PARTS, lacking[conv], strict=True)):
+                others = searched if place == 0 else {}
+                ours = {one: recipe for (problem, number, one), recipe in made.items() if (problem, number) == (conv, place)}
+                if forms or others:
+                    libraries = {one: built[conv, place, one] for one in ours}
+                    found += time_part(part, conv, ours, libraries, forms, rounds, seconds, others)
             entries += found
             if progress is not None:
                 progress(done, len(layers), found)
@@ -231,18 +249,24 @@ def run(
     return study()
 
 
+def _recipes(
+    lacking: Mapping[Conv2d, Sequence[Sequence[str]]], gpu: Gpu, tries: tuple[int, int], builders: Builders
+) -> dict[tuple[Conv2d, int, Try], Recipe]:
+    """im2win's recipes of the forms that problems lack, by problem, place in `PARTS` and try, in the order of the problems."""
+    asked = [(conv, place) for conv, forms in lacking.items() for place, part in enumerate(PARTS) if part.ranks and forms[place]]
+    jobs = [RankJob(conv.with_(**PARTS[place].types), ROW, gpu, ACCURACY) for conv, place in asked]
+    ranked = dict(zip(asked, builders.ranked(jobs), strict=True))
+    made: dict[tuple[Conv2d, int, Try], Recipe] = {}
+    for conv, by_part in lacking.items():
+        for place, (part, forms) in enumerate(zip(PARTS, by_part, strict=True)):
+            count = tries[1 if part.types else 0]
+            own = part.of_forms(forms, conv, gpu, count, ranked.get((conv, place), ()))
+            made |= {(conv, place, one): recipe for one, recipe in own.items()}
+    return made
+
+
 def _problem(entry: Entry) -> tuple[int, int, str]:
     return entry.size, entry.batch, entry.layout
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two studies are of the same device, libraries and kernels; the system's version and the rest of the source do not count."""
-    heads = (
-        {**head, "versions": {**head.get("versions", {}), "system": None}, "digests": {**head.get("digests", {}), SOURCE: None}}
-        for head in (one, other)
-    )
-    first, second = ([head.get(name) for name in ("study", "device", "versions", "digests")] for head in heads)
-    return first == second
 
 
 def time_part(
@@ -290,6 +314,8 @@ def _time(
     for name, form in every.items():
         recipe = ours.get(names[name]) if name in names else None
         tile = recipe.tile.as_dict() if isinstance(recipe, TileRecipe) and recipe.tile is not None else None
+        if tile is None and name in names and name in ready:
+            tile = dict(ready[name].tile)
         entry = Entry(str(conv), conv.height, conv.batch, conv.layout, form, tile)
         entry = timed(entry, found.get(name), ready.get(name), failed.get(name))
         entries.append(entry if entry.ms is None else replace(entry, algorithm=ready[name].algorithm))

@@ -65,6 +65,8 @@ def measure_batch(
 ) -> None:  # fmt: skip
     """Builds, measures and records a batch, and measures and records it again where the machine was disturbed meanwhile.
 
+    A candidate whose kernel was measured before is recorded as such, and not measured.
+
     Args:
         hopeless: sampling stops early for a candidate that is so many times slower than the best.
         built, tried: called after each build with the number of builds, and after each trial.
@@ -79,7 +81,7 @@ def measure_batch(
     for choice, failed in measurement.each_built(batch, built):
         if steady is None:  # a CPU has built the whole batch by now
             steady = baseline.steady()
-        outcome = failed or measured(choice)
+        outcome = failed or session.measured_before(choice, measurement.kernels[choice.key]) or measured(choice)
         session.record(choice, outcome, measurement.kernels[choice.key])
         baseline.offer(choice, outcome)
         timed += [choice] if outcome.outcome == "ok" else []

@@ -20,7 +20,7 @@ from im2win.records.folders import Logs, folder_to_write
 from im2win.records.judge import vouched
 from im2win.records.log import Log
 from im2win.records.lookup import applies_at_once, search
-from im2win.records.record import Record
+from im2win.records.record import EQUAL, Record
 from im2win.registry.backends import Device, backend_for, device_for
 from im2win.registry.schedules import candidates
 from im2win.spec import methods
@@ -175,7 +175,7 @@ def tuned_before(conv: Conv2d, device: Device, trials: int, folder: Path, accura
     records = log.read(conv, backend.name)
     here = [record for record in records if (record.threads, record.target) == (backend.threads, backend.target) and record.method in names]
     here = [record for record in here if applies_at_once(record, [log])]
-    if len({(record.method, str(record.tile)) for record in here}) < trials:
+    if len({(record.method, str(record.tile)) for record in here if record.outcome != EQUAL}) < trials:
         return None
     standing = vouched(here[0], records, log, device, accuracy)
     if standing is None or standing.kind != "met":  # to know more takes rankings, which the session makes on all CPUs

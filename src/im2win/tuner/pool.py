@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from im2win.common.worker_pool import Worker, WorkerError, in_order
@@ -61,6 +62,13 @@ class Pool:
             ranking[job.algorithm] = rank(job) if isinstance(answer, WorkerError) else answer
             report(len(ranking))
         return ranking
+
+    def ranked_together(self, problems: Sequence[tuple[Conv2d, Sequence[str]]], device: Device, accuracy: Accuracy) -> list[Ranking]:
+        """As `ranked`, of several problems, each with its algorithms, so that no process waits for the last algorithm of one of them."""
+        jobs = [RankJob(conv, name, device, accuracy) for conv, names in problems for name in names]
+        answers = zip(jobs, in_order(self.builders, jobs, RANK_S), strict=True)
+        found = ((job, rank(job) if isinstance(answer, WorkerError) else answer) for job, answer in answers)
+        return [{job.algorithm: tiles for job, tiles in itertools.islice(found, len(names))} for _, names in problems]
 
     def __enter__(self) -> Pool:
         return self

@@ -18,7 +18,7 @@ from im2win.records.folders import PACKAGED
 from im2win.records.judge import rivals_now
 from im2win.records.log import Log, best_first
 from im2win.records.lookup import applies_at_once, stale, superseded, tile_violations
-from im2win.records.record import NO_KERNEL, Record, utc_now
+from im2win.records.record import EQUAL, NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Backend, Kernel
 from im2win.registry.ranking import first_of
@@ -110,11 +110,13 @@ class Session:
         self.search = Search(conv, device, ranked, seed, model, [choice for choice, _ in self.hints])
         self.tried: list[tuple[Choice, float]] = []  # each with its `Record.cost`
         self.seconds: dict[Any, float | None] = {}
+        self.equals: dict[Any, Any] = {}  # candidates that were not measured, and those with the same kernels that were
+        self._kernels: dict[tuple[Any, ...], Choice] = {}  # the first candidate that was measured with each kernel
         self.outcomes: dict[str, int] = {}
         self._undecided = 0  # outcomes since the last one that was decided
         self.started = time.monotonic()
         self._resume(names)
-        self.resumed = len(self.tried)
+        self.resumed, self._trials_before = len(self.tried), len(self.tried) - len(self.equals)  # candidates, and trials among them
         self.holder = self.best[0] if self.best else self._shipped()  # whose record this session may replace as the one that is used
 
     def _standard(self, found: Ranking, ranked: dict[str, list[Choice]], accuracy: Accuracy) -> tuple[Choice, str]:
@@ -208,7 +210,36 @@ class Session:
                     continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
                 self.seconds[choice.key] = record.seconds
+                self._note_kernel(choice, record)
         self.tried = list(known.values())
+
+    def _kernel_of(self, choice: Choice, fingerprint: str) -> tuple[Any, ...]:
+        """What two candidates have in common whose measurement is the same: kernel, packed filters, workspace and tolerance."""
+        row, backend = schedule_of(choice.algorithm), self.backend
+        pack, workspace = backend.pack(self.conv, row, choice.tile), backend.workspace_bytes(self.conv, row, choice.tile)
+        return choice.algorithm, fingerprint, repr(pack), workspace, backend.accuracy(choice.tile)
+
+    def _note_kernel(self, choice: Choice, record: Record) -> None:
+        """Remembers a decided candidate by its kernel, or by that of the one that was measured in its place."""
+        if record.fingerprint == NO_KERNEL or record.outcome in ("build_error", "illegal"):
+            return
+        first = self._kernels.setdefault(self._kernel_of(choice, record.fingerprint), choice)
+        if record.outcome == EQUAL:
+            self.equals[choice.key] = first.key
+        else:
+            self.equals.pop(choice.key, None)
+
+    def measured_before(self, choice: Choice, kernel: Kernel | None) -> Outcome | None:
+        """The outcome of a candidate whose kernel was measured as that of another tile of its algorithm; None if it was not.
+
+        The default tile is always measured, since others are compared with it.
+        """
+        if kernel is None or choice.key == self.default.key:
+            return None
+        first = self._kernels.get(self._kernel_of(choice, kernel.fingerprint))
+        if first is None or first.key == choice.key:
+            return None
+        return Outcome(EQUAL, f"its kernel is that of {first.algorithm} with the tile {first.tile.as_dict()}, which was measured")
 
     @property
     def best(self) -> tuple[Choice, float] | None:
@@ -218,10 +249,10 @@ class Session:
 
     @property
     def stalled(self) -> bool:
-        """Whether the last `patience` trials of this session gained less than 1 %."""
-        if self.patience is None or len(self.tried) < self.resumed + self.patience or len(self.tried) < self.patience + BATCH:
+        """Whether the last `patience` trials of this session gained less than 1 %. Kernels that were measured before are no trials."""
+        costs = [cost for choice, cost in self.tried if choice.key not in self.equals]
+        if self.patience is None or len(costs) < self._trials_before + self.patience or len(costs) < self.patience + BATCH:
             return False
-        costs = [cost for _, cost in self.tried]
         return min(costs[-self.patience :]) > 0.99 * min(costs[: -self.patience])
 
     @property
@@ -234,7 +265,8 @@ class Session:
 
         The default tile is tried first. If the log holds other trials but not this one, it is tried whatever their number. It is none of
         `trials` where its algorithm was not asked for. So are hints that were faster than all trials that the log holds: else a layer
-        whose fastest kernels have changed would keep a slower one.
+        whose fastest kernels have changed would keep a slower one. A candidate whose kernel was measured before is no trial, but no more
+        than `trials` of them are built.
 
         Args:
             pending: candidates of earlier batches that are not measured yet.
@@ -242,11 +274,16 @@ class Session:
         begun = [choice for choice, _ in self.tried] + list(pending)
         known = {choice.key for choice in begun}
         lacking = [choice for choice in (self.default, *self._faster_before()) if choice.key not in known]
-        left = self.trials - sum(choice.algorithm in self.names for choice in (*begun, *lacking))
+        left = self.trials + self._free - sum(choice.algorithm in self.names for choice in (*begun, *lacking))
         if left <= 0 or self.stalled:
             return lacking
         tried = [*self.tried, *((choice, math.inf) for choice in (*pending, *lacking))]
         return [*lacking, *self.search.propose(tried, min(batch_size(self.backend) - len(lacking), left))]
+
+    @property
+    def _free(self) -> int:
+        """Candidates that are no trials, since their kernels were measured before."""
+        return min(len(self.equals), self.trials)
 
     def _faster_before(self) -> list[Choice]:
         """Hints, other than the default tile, whose records are faster than the best trial, of a session that resumes others."""
@@ -282,6 +319,7 @@ class Session:
             self.tried += [] if again else [(choice, math.inf)]
             return record
         self.log.append(record)
+        self._note_kernel(choice, record)
         self.seconds[choice.key] = record.seconds
         self.outcomes[outcome.outcome] = self.outcomes.get(outcome.outcome, 0) + (not again)
         if again:
@@ -294,7 +332,8 @@ class Session:
         """The current `Progress`."""
         elapsed, new = time.monotonic() - self.started, len(self.tried) - self.resumed
         best_s = self.seconds[self.best[0].key] if self.best else None
-        left = elapsed / new * (self.trials - len(self.tried)) if new else None
+        trial = len(self.tried) - self._free
+        left = elapsed / new * (self.trials - trial) if new else None
         return Progress(
-            self.conv, algorithm, len(self.tried), self.trials, best_s, self.seconds.get(self.default.key), elapsed, left, phase
+            self.conv, algorithm, trial, self.trials, best_s, self.seconds.get(self.default.key), elapsed, left, phase
         )

@@ -47,8 +47,9 @@ class SharedQueue:
                     tried(choice)
 
         for choice, unbuilt in self.measurement.each_built(batch, built):
-            if unbuilt is not None:
-                session.record(choice, unbuilt, self.measurement.kernels[choice.key])
+            known = unbuilt or session.measured_before(choice, self.measurement.kernels[choice.key])
+            if known is not None:
+                session.record(choice, known, self.measurement.kernels[choice.key])
                 tried(choice)
             else:
                 waiting[self._submitted(choice, hopeless)] = choice

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from im2win.records.record import Record
+from im2win.records.record import EQUAL, Record
 from im2win.spec.conv2d import Conv2d
 
 DEFAULT = ":default"  # end of `Record.rivals` of the default tile's record
@@ -62,11 +62,14 @@ def tuned(records: Sequence[Record]) -> TunedLayer:
     """Evaluates the records of one layer on one device, at least one, in the order they were written.
 
     The last record of a candidate counts, since finals measure the best candidates again. The course of the search is that of the first.
+    Candidates whose kernels were measured as those of other tiles do not count.
     """
     firsts: dict[tuple[str, str], Record] = {}
     lasts: dict[tuple[str, str], Record] = {}
     default_s = None
     for record in records:
+        if record.outcome == EQUAL:
+            continue
         key = record.method, str(sorted(record.tile.items()))
         firsts.setdefault(key, record)
         lasts[key] = record
