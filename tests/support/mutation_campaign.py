@@ -359,8 +359,8 @@ def run(
 ) -> State:  # fmt: skip
     """Runs the mutants of a state that have no verdict yet.
 
-    Mutants whose tests take longest come first, so that all processes end at about the same time. With a limit on the time those whose tests
-    are quickest come first. What runs when the time is over is ended and has no verdict: the next call runs it again.
+    Mutants whose tests take longest come first, so that all processes end at about the same time. With a limit on the time those whose
+    tests are quickest come first. What runs when the time is over is ended and has no verdict: the next call runs it again.
 
     Args:
         root: of the repository. It is only read.
