@@ -13,7 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from im2win.common.worker_pool import WorkerError
 from im2win.tuner.baseline import Baseline
 from im2win.tuner.cost_model import Choice
-from im2win.tuner.fleet.fleet import Answer, Fleet, FleetError
+from im2win.tuner.fleet.fleet import Fleet, FleetError
+from im2win.tuner.fleet.task import Answer
 from im2win.tuner.measurement import Measurement, failed
 from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import Session
