@@ -1,6 +1,6 @@
 """How much faster a session gets with more workers of a fleet on one host, such as its GPUs.
 
-    python benchmarks/fleet.py --devices cuda:0,cuda:1 --json fleet.json n128-c128x28x28-k128x3x3-p1-nhwc-float16
+    python benchmarks/fleet.py --devices cuda:0,cuda:1 --json fleet.json n128-c128x28x28-k128x3x3-float16-NHWC
     python benchmarks/fleet.py --devices cpu n1-c64x28x28-k64x3x3-p1
 
 Starts a tracker of TVM and a worker for every device, and tunes the layer with 1, 2, ... of them, with the same seed, in a new folder of
