@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -81,6 +81,7 @@ class Fleet:
         self.refused: dict[str, str] = {}  # by worker, why it cannot be used now
         self.dropped: dict[str, str] = {}  # by worker, why it is not used any more
         self.done: Counter[str] = Counter()  # jobs of each worker
+        self.busy_s: dict[str, float] = defaultdict(float)  # seconds in which each worker had a job
         self._key = self._chosen(checked_key(key), device)
         self._threads = [threading.Thread(target=self._recruit, name="im2win-fleet", daemon=True)]
         self._threads[0].start()
@@ -307,11 +308,13 @@ class Fleet:
         """Gives a worker jobs until it fails or the fleet closes."""
         try:
             while (task := self._next(link)) is not None:
+                began = time.monotonic()
                 try:
                     answer = self._tried(link, task)
                 except FaultError as error:
                     self._lost(link, task, error)
                     return
+                self.busy_s[link.name] += time.monotonic() - began
                 self._settle(link, task, answer)
         except Exception as error:  # a defect of this side, or a library that went away
             with self._lock:
