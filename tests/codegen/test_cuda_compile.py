@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from emulated import Kernel, combined
 
@@ -100,3 +102,61 @@ def test_without_a_toolkit() -> None:
     assert_kernels(nvrtc.cubin(combined(conv, kernels)[0], H200.arch), {"conv2d_0_kernel"})
     with pytest.raises(RuntimeError, match="nonsense"):
         nvrtc.cubin("nonsense;", H200.arch)
+
+
+def _instructions(code: bytes) -> dict[str, bytes]:
+    """The instructions of each kernel in a piece of machine code: the sections `.text.NAME` of an ELF file of 64 bits."""
+    (start,), (size, count, names) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<HHH", code, 58)
+    rows = [struct.unpack_from("<IIQQQQ", code, start + size * place) for place in range(count)]
+    text = rows[names][4]
+    found = {code[text + row[0] : code.index(b"\0", text + row[0])].decode(): code[row[4] : row[4] + row[5]] for row in rows}
+    return {name.removeprefix(".text."): one for name, one in found.items() if name.startswith(".text.")}
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("dtype", "product"), [("float16", "wg_f16"), ("bfloat16", "bf16"), ("float32", "tf32x3"), ("int8", "s8")])
+def test_short_headers_change_no_instruction(dtype: str, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = Conv2d(1, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout="NHWC", bias=True)
+    warps = (64, 64) if product.startswith("wg") else (32, 32)
+    source = combined(conv, [("implicit_gemm/tiled", MultistageTile(product, 64, 64, *warps, 1, 3, "uvc"))])[0]
+    assert nvrtc._TRAITS in source, "else nothing is gained"
+    tries = list[int]()
+    compiled_with = nvrtc._compiled
+    monkeypatch.setattr(nvrtc, "_compiled", lambda *given: tries.append(len(given[2])) or compiled_with(*given))
+    short = _instructions(nvrtc.cubin(source, H200.arch))
+    assert tries == [1], "compiled at once"
+    assert short and short == _instructions(compiled_with(source, H200.arch, {}))
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")
+def test_traits_that_short_headers_lack() -> None:
+    code = f"#include <{nvrtc._TRAITS}>\n__global__ void k(int* x) {{ *x = cuda::std::is_trivially_copyable<int>::value; }}"
+    assert_kernels(nvrtc.cubin(code, H200.arch), {"k"})
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")
+def test_short_headers_say_what_nvidias_say() -> None:
+    """Each trait of each kind of type, as assertions that hold with either header."""
+    integers = ["bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned", "long", "unsigned long long"]
+    floats, others = ["float", "double", "const float"], ["int*", "void", "dim3"]
+    unsigned = ["bool", "unsigned char", "unsigned short", "unsigned", "unsigned long long"]
+    held = {
+        "is_integral": [*integers, "const int", "volatile long"], "is_floating_point": floats, "is_unsigned": unsigned,
+        "is_signed": [*(one for one in integers if one not in unsigned), *floats],
+    }  # fmt: skip
+    every = [*integers, *floats, *others, "const int", "volatile long"]
+    lines = [
+        f"static_assert(cuda::std::{trait}<{one}>::value == {str(one in names).lower()});"
+        for trait, names in held.items() for one in every
+        if trait not in ("is_signed", "is_unsigned") or one not in ("const int", "volatile long")
+    ]  # fmt: skip
+    lines += [
+        "static_assert(cuda::std::is_same<int, int>::value && !cuda::std::is_same_v<int, const int>);",
+        "static_assert(cuda::std::is_same_v<cuda::std::conditional<true, int, float>::type, int>);",
+        "static_assert(cuda::std::is_same_v<cuda::std::conditional<false, int, float>::type, float>);",
+        "static_assert(cuda::std::is_same_v<cuda::std::enable_if<true, int>::type, int>);",
+    ]
+    source = "\n".join([f"#include <{nvrtc._TRAITS}>", *lines, "__global__ void k() {}"])
+    for headers in ({nvrtc._TRAITS: nvrtc._traits()}, {}):
+        assert_kernels(nvrtc._compiled(source, H200.arch, headers), {"k"})

@@ -88,6 +88,7 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes start when they get a job: none does here."""
     monkeypatch.setattr(CudaBackend, "measurement_slots", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
     monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
+    monkeypatch.setattr("im2win.tuner.pool.check_cuda_runtime", lambda: None)
     monkeypatch.setattr("im2win.registry.cuda_backend.usable_cpus", lambda: 17)
     with pools(H200, 100) as all_of_them:
         assert [len(pool.builders) for pool in all_of_them] == [4, 4, 4, 4]

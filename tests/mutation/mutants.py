@@ -2,6 +2,7 @@
 
     python tests/mutation/mutants.py draw --count 300 --seed 0 LIST         needs Cosmic Ray: pip install 'im2win[mutation]'
     python tests/mutation/mutants.py run LIST --processes 32 --json FILE     needs what the tests need; a second call goes on
+    python tests/mutation/mutants.py run LIST --processes 12 --seconds 400 --test-seconds 120 --json FILE     as many as that time allows
     python tests/mutation/mutants.py run LIST --json FILE --again survived   what survived once more, against tests that are new
 
 `draw` writes mutants, the same number for each area of `mutation_areas.AREAS`, as lines to remove and to add: a list can be drawn on one
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -28,7 +30,7 @@ for folder in ("tests/support", "src"):
 
 from mutants import Mutant, MutantError, drawn  # noqa: E402 - the folders are on the path only now
 from mutation_areas import AREAS, TIMED, catching  # noqa: E402
-from mutation_campaign import SURVIVED, CampaignError, State, run  # noqa: E402
+from mutation_campaign import BASELINE_S, SURVIVED, CampaignError, State, run  # noqa: E402
 
 from im2win.common.files import replace_json  # noqa: E402
 from im2win.common.json_text import parsed  # noqa: E402
@@ -45,18 +47,28 @@ def main() -> int:
     draw.add_argument("list", type=Path, help="file to write")
     draw.add_argument("--count", type=int, default=300, help="mutants in all")
     draw.add_argument("--seed", type=int, default=0)
+    draw.add_argument("--areas", default=",".join(AREAS), metavar="A,B", help=f"parts of the source; default: all of {', '.join(AREAS)}")
     started = verbs.add_parser("run", help="run the tests on every mutant of a sample")
     started.add_argument("list", type=Path, help="file of mutants")
     started.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     started.add_argument("--json", type=Path, help="state and result; default: build/mutation/DEVICE.json")
     started.add_argument("--again", default="", metavar="A,B", help="outcomes of mutants that run once more")
     started.add_argument("--only", default="", metavar="TEXT", help="only mutants of files with this text in their path")
+    started.add_argument("--seconds", type=float, default=math.inf, help="when to end; a further call goes on. The quickest run first")
+    started.add_argument(
+        "--test-seconds", type=float, default=BASELINE_S, help="a file of tests that takes longer is left out; default: %(default).0f"
+    )
     started.add_argument("--folder", type=Path, help="where to put the copies of the source")
     options = parser.parse_args()
     if options.verb == "draw" and options.count < 1:
         parser.error(f"`--count` (={options.count}) must be at least 1.")
+    if options.verb == "draw" and (unknown := set(options.areas.split(",")).difference(AREAS)):
+        parser.error(f"`--areas` (={options.areas}): {min(unknown)!r} is none of {', '.join(AREAS)}.")
     if options.verb == "run" and options.processes < 1:
         parser.error(f"`--processes` (={options.processes}) must be at least 1.")
+    for name in ("seconds", "test_seconds") if options.verb == "run" else ():
+        if not getattr(options, name) > 0:
+            parser.error(f"`--{name.replace('_', '-')}` (={getattr(options, name):g}) must be above 0.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copies are removed, and what runs in them ends
     try:
         return _draw(options) if options.verb == "draw" else _run(options)
@@ -65,7 +77,8 @@ def main() -> int:
 
 
 def _draw(options: argparse.Namespace) -> int:
-    mutants = drawn(ROOT, AREAS, options.count, options.seed)
+    areas = {name: AREAS[name] for name in dict.fromkeys(options.areas.split(","))}
+    mutants = drawn(ROOT, areas, options.count, options.seed)
     rows = [asdict(mutant) for mutant in mutants]
     replace_json(options.list, {"count": options.count, "seed": options.seed, "mutants": rows})
     print(f"{len(mutants)} mutants: {options.list}")
@@ -84,12 +97,14 @@ def _run(options: argparse.Namespace) -> int:
         return reasons.get((mutant.file, mutant.diff), "")
 
     run(ROOT, state, catching, without=TIMED, processes=options.processes, folder=options.folder, equivalent=reason,
-        say=lambda line: print(line, flush=True))  # fmt: skip
+        say=lambda line: print(line, flush=True), seconds=options.seconds, most_s=options.test_seconds)  # fmt: skip
     found = Counter(verdict.outcome for verdict in state.verdicts.values())
     missed = [mutant for mutant, verdict in state.verdicts.items() if verdict.outcome == SURVIVED and not reason(mutant)]
     for mutant in missed:
         print(f"\n{mutant.name} survived\n{mutant.diff}")
-    print(f"{', '.join(f'{count} {name}' for name, count in sorted(found.items()))}; {len(missed)} lack a test: {path}")
+    found["not run"] = len(mutants) - len(state.verdicts)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()) if count)
+    print(f"{len(mutants)} drawn: {counts}; {len(missed)} lack a test: {path}")
     return bool(missed)
 
 

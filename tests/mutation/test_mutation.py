@@ -96,7 +96,27 @@ def test_outcomes(root: Path, tmp_path: Path) -> None:
     assert [row.get("equivalent") for row in rows] == [None, "zero either way", None] and len(said) == 4
     assert again().verdicts == state.verdicts and len(said) == 4
     text = report.table([{**FACTS, "mutants": rows, "versions": {}, "seed": 0, "brand": "CPU", "date": "2026-01-01T00:00:00+00:00"}])
-    assert "| `sizes` | 3 | 1 | 0 | 1 | 0 | 1 | 100 % |" in text and "zero either way" in text and "found > 0" in text
+    assert "| `sizes` | 3 | 1 | 0 | 1 | 0 | 1 | 0 | 100 % |" in text and "zero either way" in text and "found > 0" in text
+
+
+def test_a_run_whose_time_is_over_goes_on_later(root: Path, tmp_path: Path) -> None:
+    """What was not run has no verdict and is counted apart; a file of tests that takes too long is left out, and its mutants with it."""
+    path, mutants = tmp_path / "state.json", [changed("- taps + 1", "- taps + 2"), changed("size += 1", "size += 3")]
+
+    def again(**limits: float) -> State:
+        state = State.begun(path, FACTS, mutants)
+        return run(root, state, lambda file: ["tests/test_sizes.py"], folder=tmp_path, say=lambda line: None, **limits)
+
+    over = again(seconds=1e-3)
+    assert not over.verdicts and not over.baselines
+    counted = report.counts(json.loads(path.read_text())["mutants"])
+    assert (counted["drawn"], counted["not run"], report.noticed(counted)) == (2, 2, None)
+    slow = root / "tests" / "test_sizes.py"
+    slow.write_text(f"import time\ntime.sleep(60)\n{TEST}")
+    assert again(most_s=3.0).baselines["tests/test_sizes.py"].refused == "no end in 3 s"
+    slow.write_text(TEST)
+    path.unlink()
+    assert [again(seconds=600.0).verdicts[one].outcome for one in mutants] == ["killed", "killed"]
 
 
 def test_what_never_ends_is_noticed(root: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ changed file of the same size and time is compiled anew.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import shutil
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from im2win.studies.entries import INCOMPETENT, KILLED, SURVIVED, TIMEOUT
 COPIED = ("src", "compute", "schedules", "reconstruct", "tests", "pyproject.toml")  # a tree's own; it links to everything else
 _LEFT_OUT = ("build", "dist", *COPIED)
 PACKAGE = "src/im2win"
+BASELINE_S = 900.0  # seconds that a file of tests may take without a mutant
 _COLLECTED_NOT = 2  # pytest's exit status where a file cannot be imported
 
 
@@ -42,14 +44,29 @@ class CampaignError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that pytest may take beyond its share, and the share: so many times what the same files took without a mutant."""
+    """Seconds that pytest may take beyond its share, and the share: so many times what the same files took without a mutant.
+
+    Attributes:
+        until: when the whole run ends, by `time.monotonic`.
+    """
 
     start_s: float = 30.0
     factor: float = 3.0
+    until: float = math.inf
 
     def of(self, seconds: float) -> float:
         """The limit of what takes `seconds` without a mutant."""
-        return self.start_s + self.factor * seconds
+        return min(self.start_s + self.factor * seconds, self.left)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the run ends, at least one."""
+        return max(self.until - time.monotonic(), 1.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run's time is over: what was ended says nothing."""
+        return time.monotonic() >= self.until
 
 
 @dataclass(frozen=True)
@@ -213,7 +230,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def baseline(tree: Tree, test: str, limit_s: float = 900.0, without: Sequence[str] = ()) -> Baseline:
+def baseline(tree: Tree, test: str, limit_s: float = BASELINE_S, without: Sequence[str] = ()) -> Baseline:
     """Runs a file of tests, or one test, without a mutant; `without`: tests to leave out."""
     ran = tree.pytest([test], limit_s=limit_s, test_s=limit_s, first=False, without=without)
     if ran.status not in (0, 1):
@@ -338,9 +355,12 @@ class State:
 def run(
     root: Path, state: State, tests: Callable[[str], Sequence[str]], *, without: Sequence[str] = (), processes: int = 1,
     folder: Path | None = None, equivalent: Callable[[Mutant], str] = lambda mutant: "", limits: Limits = Limits(),
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print, seconds: float = math.inf, most_s: float = BASELINE_S,
 ) -> State:  # fmt: skip
     """Runs the mutants of a state that have no verdict yet.
+
+    Mutants whose tests take longest come first, so that all processes end at about the same time. With a limit on the time those whose
+    tests are quickest come first. What runs when the time is over is ended and has no verdict: the next call runs it again.
 
     Args:
         root: of the repository. It is only read.
@@ -349,6 +369,8 @@ def run(
         processes: pytests at a time. Each has two CPUs, as far as there are so many, and shares them with its neighbours.
         folder: for the copies; a temporary one if None. It is empty again at the end.
         say: called with a line for each verdict.
+        seconds: in all, after which the run ends.
+        most_s: seconds that a file of tests may take without a mutant; one that takes longer is left out.
 
     Raises:
         MutantError: a mutant is not one of this source. CampaignError: pytest itself failed.
@@ -357,6 +379,7 @@ def run(
     for mutant in missing:
         mutant.applied((root / mutant.file).read_text(encoding="utf-8"))
     started, lock = time.monotonic(), threading.Lock()
+    limits = replace(limits, until=started + seconds)
 
     def of(mutant: Mutant) -> dict[str, Baseline]:
         return {name: state.baselines[name] for name in tests(mutant.file)}
@@ -367,7 +390,8 @@ def run(
         def in_a_tree(job: Callable[[Tree], None]) -> None:
             tree = trees.get()
             try:
-                job(tree)
+                if not limits.over:
+                    job(tree)
             finally:
                 trees.put(tree)
 
@@ -378,7 +402,9 @@ def run(
 
         def run_baseline(name: str) -> None:
             def job(tree: Tree) -> None:
-                known = baseline(tree, name, without=without)
+                known = baseline(tree, name, min(most_s, limits.left), without)
+                if limits.over:
+                    return
                 with lock:
                     state.baselines[name] = known
                 lost = known.refused or (f"{len(known.failed)} fail here and are left out" if known.failed else "")
@@ -389,6 +415,8 @@ def run(
         def run_mutant(mutant: Mutant) -> None:
             def job(tree: Tree) -> None:
                 found = judged(tree, mutant, of(mutant), limits, without)
+                if limits.over:
+                    return
                 with lock:
                     state.verdicts[mutant] = found
                 keep(f"{len(state.verdicts)}/{len(state.mutants)} {found.outcome}: {mutant.name} {found.test}".rstrip())
@@ -401,11 +429,13 @@ def run(
                 trees.put(tree)
             needed = dict.fromkeys(name for mutant in missing for name in tests(mutant.file))
             _all(pool, run_baseline, [name for name in needed if name not in state.baselines], every)
-            for mutant in missing:
-                if not _usable(of(mutant)):
-                    say(f"not run, since none of its tests can be run here: {mutant.name}")
-            able = [mutant for mutant in missing if _usable(of(mutant))]
-            _all(pool, run_mutant, sorted(able, key=lambda mutant: -sum(known.seconds for known in of(mutant).values())), every)
+            known = [mutant for mutant in missing if all(name in state.baselines for name in tests(mutant.file))]
+            able = [mutant for mutant in known if _usable(of(mutant))]
+            for mutant in set(known).difference(able):
+                say(f"not run, since none of its tests can be run here: {mutant.name}")
+            longest = math.isinf(seconds)
+            able.sort(key=lambda mutant: sum(one.seconds for one in _usable(of(mutant)).values()), reverse=longest)
+            _all(pool, run_mutant, able, every)
     state.save(equivalent)
     return state
 

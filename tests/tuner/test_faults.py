@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import tvm_ffi
 from paths import ROOT, SUPPORT
 from sessions import SMALL, names, took
 
@@ -35,9 +36,11 @@ from im2win.common.locking import LogError
 from im2win.common.temporary import TemporaryFolder
 from im2win.common.worker_pool import MachineError, Worker, WorkerError
 from im2win.device.cpu import Machine
+from im2win.device.gpu import H200
 from im2win.records.log import Log
 from im2win.records.record import SCHEMA, Record
 from im2win.registry.cpu_backend import CpuBackend
+from im2win.registry.cuda_backend import CudaBackend
 from im2win.registry.interface import Kernel
 from im2win.tuner import build_worker
 from im2win.tuner.baseline import Baseline, measure_batch
@@ -476,6 +479,19 @@ def test_a_gpu_that_disappears_is_no_verdict(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MachineError, match="there is no GPU that PyTorch can use: see if `nvidia-smi` lists it"):
         cuda.Measurer()(RunJob(SMALL, (), 0))
+
+
+@pytest.mark.fault("compilers and devices", "a GPU's driver library is missing")
+def test_a_gpu_s_kernels_are_not_built_without_the_driver_s_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM would write libraries without machine code, and call them built."""
+    monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
+    found = tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True)
+    if found is not None:
+        with Pool(H200) as pool:
+            assert pool.builders
+    monkeypatch.setattr(tvm_ffi, "get_global_func", lambda name, allow_missing=False: None)
+    with pytest.raises(ToolchainError, match=r"libcuda\.so\.1.*install the driver, or run the tuner on a machine that has it"):
+        Pool(H200)
 
 
 @pytest.mark.fault("candidates", "every candidate fails")

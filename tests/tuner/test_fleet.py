@@ -38,10 +38,11 @@ from im2win.records.log import Log
 from im2win.records.lookup import stale
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.fleet import messages, probe
-from im2win.tuner.fleet.fleet import MOST_FAULTS, Answer, Fleet, FleetError
+from im2win.tuner.fleet.fleet import MOST_FAULTS, Fleet, FleetError
 from im2win.tuner.fleet.messages import Facts, Limits, MessageError
 from im2win.tuner.fleet.secret import SecretError, check_reach, is_loopback, proof, proves, read_secret
 from im2win.tuner.fleet.server import Server, on_device
+from im2win.tuner.fleet.task import Answer
 from im2win.tuner.fleet.tracker import Tracker, TrackerError, address, checked_key
 from im2win.tuner.fleet.wire import Channel, ChannelError, TooLargeError, greet, welcome
 from im2win.tuner.measurement import _agreed

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = "cuda-bindings, nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-cccl"
+_TRAITS = "cuda/std/type_traits"
 
 
 def _folders(pattern: str) -> list[Path]:
@@ -29,6 +32,10 @@ def available() -> bool:
 def cubin(source: str, arch: str) -> bytes:
     """Machine code of a CUDA source for an architecture such as "sm_90a".
 
+    Of `cuda/std/type_traits` the source gets the few traits of `nvrtc_type_traits.hpp`: NVIDIA's header takes one to two seconds to read,
+    more than most kernels take to compile, and no instruction depends on which of the two it is. A source that does not compile so is
+    compiled with NVIDIA's.
+
     Raises:
         RuntimeError: the source does not compile (the message is the compiler's), or a package is missing.
     """
@@ -36,6 +43,27 @@ def cubin(source: str, arch: str) -> bytes:
         raise RuntimeError(f"nvrtc: {_PACKAGES} must be installed: pip install 'im2win[cuda]'.")
     for library in _folders("*/lib/libnvrtc.so*"):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    try:
+        return _compiled(source, arch, {_TRAITS: _traits()})
+    except _DoesNotCompile:
+        return _compiled(source, arch, {})
+
+
+class _DoesNotCompile(RuntimeError):
+    """A source with errors. The message is the compiler's."""
+
+
+@functools.cache
+def _traits() -> str:
+    return Path(__file__).with_name("nvrtc_type_traits.hpp").read_text(encoding="utf-8")
+
+
+def _compiled(source: str, arch: str, headers: Mapping[str, str]) -> bytes:
+    """Machine code of a source. `headers`: texts of headers by the names that they are included by, in place of files.
+
+    Raises:
+        _DoesNotCompile: the source has errors. RuntimeError: NVRTC fails otherwise.
+    """
     from cuda.bindings import nvrtc
 
     def checked(answer: tuple[Any, ...]) -> Any:
@@ -51,11 +79,12 @@ def cubin(source: str, arch: str) -> bytes:
 
     includes = [f"-I{path}" for path in (*_folders("*/include"), *_folders("*/include/cccl"))]
     options = [option.encode() for option in (f"--gpu-architecture={arch}", "--std=c++17", "--disable-warnings", *includes)]
-    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
+    texts, names = [one.encode() for one in headers.values()], [one.encode() for one in headers]
+    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), texts, names))
     try:
         if nvrtc.nvrtcCompileProgram(program, len(options), options)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
-            raise RuntimeError(f"nvrtc: {log.strip()[:2000]}")
+            raise _DoesNotCompile(f"nvrtc: {log.strip()[:2000]}")
         return text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -37,8 +37,9 @@ _GENERATORS = {
         "schedules/studies/winograd_tc/*",
     ),
 }  # fmt: skip
-# Of these folders, what only CPUs' kernels are made with. `codegen/cuda.py` takes exceptions and a hash function from `codegen/llvm.py`.
-_NOT_OF = {"cpu": frozenset[str](), "cuda": frozenset({"packing/cpu_dot.py", "codegen/llvm.py"})}
+# Of these folders, what only CPUs' kernels are made with, and what compiles a finished source to machine code. `codegen/cuda.py` takes
+# exceptions and a hash function from `codegen/llvm.py`.
+_NOT_OF = {"cpu": frozenset[str](), "cuda": frozenset({"packing/cpu_dot.py", "codegen/llvm.py", "codegen/nvrtc.py"})}
 _BEGIN = ("records/emission.py", "codegen/")  # which file and folder every method's kernels come from
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there are, and nothing of how one is computed

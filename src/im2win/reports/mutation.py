@@ -10,7 +10,8 @@ from im2win.studies.entries import INCOMPETENT, KILLED, SURVIVED, TIMEOUT
 
 Study = Mapping[str, Any]
 EQUIVALENT = "equivalent"
-COLUMNS = ("mutants", KILLED, TIMEOUT, INCOMPETENT, SURVIVED, EQUIVALENT, "noticed")
+NOT_RUN = "not run"
+COLUMNS = ("drawn", KILLED, TIMEOUT, INCOMPETENT, SURVIVED, EQUIVALENT, NOT_RUN, "noticed")
 
 
 def table(studies: Sequence[Study]) -> str:
@@ -19,19 +20,19 @@ def table(studies: Sequence[Study]) -> str:
 
 
 def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Numbers of mutants that ran by outcome. Survivors with a reason are counted as equivalent, the others as survived."""
-    found = {name: sum(_outcome(row) == name for row in rows) for name in (KILLED, TIMEOUT, INCOMPETENT, SURVIVED, EQUIVALENT)}
-    return {"mutants": sum(found.values()), **found}
+    """Numbers of mutants that were drawn, and of these by outcome. Survivors with a reason are equivalent, the others have survived."""
+    found = {name: sum(_outcome(row) == name for row in rows) for name in COLUMNS[1:-1]}
+    return {"drawn": len(rows), **found}
 
 
 def noticed(found: Mapping[str, int]) -> float | None:
-    """The share of mutants that something noticed, of those that are not equivalent; None if there are none."""
-    meant = found["mutants"] - found[EQUIVALENT]
+    """The share of mutants that something noticed, of those that ran and are not equivalent; None if there are none."""
+    meant = found["drawn"] - found[NOT_RUN] - found[EQUIVALENT]
     return (meant - found[SURVIVED]) / meant if meant else None
 
 
-def _outcome(row: Mapping[str, Any]) -> str | None:
-    outcome: str | None = row.get("outcome")
+def _outcome(row: Mapping[str, Any]) -> str:
+    outcome: str = row.get("outcome", NOT_RUN)
     return EQUIVALENT if outcome == SURVIVED and row.get(EQUIVALENT) else outcome
 
 
@@ -65,5 +66,5 @@ def _caption(study: Study) -> str:
     return (
         f"Sample of seed {study['seed']}, {study['brand']} (`{study['device']}`); Python {versions.get('python', '?')}, "
         f"apache-tvm {versions.get('apache-tvm', '?')}; {study['date'][:10]}; {seconds / 3600:.1f} hours of tests. "
-        "Noticed: of the mutants that are not equivalent, those that fail a test, do not end, or cannot be imported (incompetent)."
+        "Noticed: of the mutants that ran and are not equivalent, those that fail a test, do not end, or cannot be imported (incompetent)."
     )

@@ -16,7 +16,7 @@ from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.tuner.build_worker import BuildJob, Built, failed_build
 from im2win.tuner.cost_model import Choice
-from im2win.tuner.fleet.fleet import Answer
+from im2win.tuner.fleet.task import Answer
 from im2win.tuner.pool import Pool
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 from im2win.tuner.runners.tensors import special

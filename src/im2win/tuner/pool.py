@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from im2win.codegen.llvm import ToolchainError
 from im2win.common.worker_pool import Worker, WorkerError, in_order
 from im2win.device.cpu import usable_cpus
 from im2win.registry.backends import Device, backend_for
@@ -21,6 +22,21 @@ Ranking = Mapping[str, list[tuple[float, Tile]]]
 """By algorithm: its tiles with the model's estimates, best first."""
 
 
+def check_cuda_runtime() -> None:
+    """Raises ToolchainError where TVM could not load what makes machine code of CUDA part of a library, since there is no driver library.
+
+    TVM then writes libraries that hold the source instead, without a word, and their fingerprints are those of no kernel.
+    """
+    import tvm  # noqa: F401 - registers the function if it can
+    import tvm_ffi
+
+    if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is None:
+        raise ToolchainError(
+            "building kernels for a GPU needs the library of NVIDIA's driver (libcuda.so.1) on this machine, though no GPU: install the "
+            "driver, or run the tuner on a machine that has it."
+        )
+
+
 class Pool:
     """A worker pool for one device: processes that build, and one that measures. Several sessions can use a pool one after the other.
 
@@ -30,12 +46,14 @@ class Pool:
         fleet: the workers that measure in place of a process here; `device` is theirs. This machine builds alone.
 
     Raises:
-        ToolchainError: the machine lacks a tool that building or measuring for the device needs.
+        ToolchainError: the machine lacks a tool or a library that building or measuring for the device needs.
     """
 
     def __init__(self, device: Device, place: int = 0, share: int = 1, fleet: Fleet | None = None) -> None:
         backend = backend_for(device)
         backend.check_tools()
+        if backend.target == "cuda":
+            check_cuda_runtime()
         self.fleet = fleet
         on_gpu = backend.target == "cuda"
         if fleet is not None:

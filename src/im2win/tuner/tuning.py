@@ -237,26 +237,34 @@ def _tuned(
         session = Session(conv, names, device, log, trials, seed, patience, accuracy, ranking)
         measurement = Measurement(session, pool)
         stack.callback(measurement.close)
-        measure: Any = partial(measure_batch, session, measurement, Baseline(lambda choice: measurement.run([choice])[0]))
-        if fleet is not None:
-            measure = SharedQueue(session, measurement, fleet).measure_batch
-        for batch in _batches(session, measurement):
-            measure(
-                batch, HOPELESS, built=partial(_report_built, report, session, len(batch)),
-                tried=lambda choice: report(session.progress(choice.algorithm)),
-                disturbed=lambda: report(session.progress(phase="measuring again what was disturbed")),
-            )  # fmt: skip
+
+        def tried(choice: Choice) -> None:
+            report(session.progress(choice.algorithm))
+
+        def disturbed() -> None:
+            report(session.progress(phase="measuring again what was disturbed"))
+
+        shared = SharedQueue(session, measurement, fleet, HOPELESS, tried, disturbed) if fleet is not None else None
+        baseline = Baseline(lambda choice: measurement.run([choice])[0])
+        for batch in _batches(session, measurement, shared):
+            built = partial(_report_built, report, session, len(batch))
+            if shared is not None:
+                shared.measure_batch(batch, built)
+            else:
+                measure_batch(session, measurement, baseline, batch, HOPELESS, built, tried, disturbed)
+        if shared is not None:
+            shared.finish()
         report(session.progress(phase="measuring the best again"))
         _finals(session, measurement)
         _rematches(session, measurement)
     return _winner(session)
 
 
-def _batches(session: Session, measurement: Measurement) -> Iterator[list[Choice]]:
+def _batches(session: Session, measurement: Measurement, shared: SharedQueue | None) -> Iterator[list[Choice]]:
     """The session's batches; those that are proposed ahead are being built. A session that gains nothing more drops them."""
 
     def propose(pending: list[Choice]) -> list[Choice]:
-        batch = session.next_batch(pending)
+        batch = session.next_batch([*(shared.pending if shared is not None else ()), *pending])
         measurement.start(batch)
         return batch
 

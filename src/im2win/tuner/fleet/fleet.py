@@ -15,19 +15,21 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from im2win.common.quantities import counted
 from im2win.common.worker_pool import WorkerError
 from im2win.registry.backends import Device, backend_for, check_target
 from im2win.tuner.fleet import probe
-from im2win.tuner.fleet.messages import Facts, Limits, MessageError, job_message, read_answer
+from im2win.tuner.fleet.link import FaultError, LieError, Link, UnfitError
+from im2win.tuner.fleet.messages import Facts, MessageError
 from im2win.tuner.fleet.secret import SecretError, check_reach, read_secret
 from im2win.tuner.fleet.server import keep_alive
+from im2win.tuner.fleet.task import Answer, Task
 from im2win.tuner.fleet.tracker import Tracker, TrackerError, address, checked_key
 from im2win.tuner.fleet.wire import GREETING_S, Channel, ChannelError, greet
 from im2win.tuner.runners.cpu import Outcome, RunJob
@@ -36,7 +38,6 @@ _log = logging.getLogger("im2win.fleet")
 
 WAIT_S = 60.0  # seconds without any worker until a run ends
 SILENCE_S = 15.0  # a worker that gives no sign of life for so long while its job runs is given up
-GRACE_S = 10.0  # seconds beyond a job's limit; the worker itself ends the job's process at the limit
 ANSWER_BYTES = 64 << 20
 MOST_FAULTS = 3  # after so many a worker is refused, and a job that so many workers were lost with is given up, undecided
 _POLL_S = 0.2
@@ -44,98 +45,6 @@ _POLL_S = 0.2
 
 class FleetError(RuntimeError):
     """A fleet without workers, or with workers of several device models. The message says what to do."""
-
-
-class FaultError(RuntimeError):
-    """What a worker did wrong; its job's result does not count."""
-
-
-class LieError(FaultError):
-    """An answer that is not true, or none."""
-
-
-class UnfitError(FaultError):
-    """A worker whose limits are too low for the job."""
-
-
-@dataclass
-class Answer:
-    """What a job gave: its outcomes, or how its process failed, and the worker that ran it."""
-
-    result: list[Outcome] | WorkerError
-    worker: str
-
-    def outcomes(self) -> list[Outcome]:
-        """The outcomes.
-
-        Raises:
-            WorkerError: the job's process failed.
-        """
-        if isinstance(self.result, WorkerError):
-            raise self.result
-        return self.result
-
-    @property
-    def verdict(self) -> bool:
-        """Whether it speaks against a candidate."""
-        return isinstance(self.result, WorkerError) or any(one.outcome != "ok" for one in self.result)
-
-
-    @property
-    def why(self) -> str:
-        """The first verdict, in words."""
-        if isinstance(self.result, WorkerError):
-            return f"{self.result.kind}: {self.result}"
-        return next((f"{one.outcome}: {one.message}" for one in self.result if one.outcome != "ok"), "ok")
-
-
-@dataclass(eq=False)
-class _Task:
-    job: RunJob
-    limit_s: float
-    only: str | None = None  # the one worker that may run it
-    future: Future[Answer] = field(default_factory=Future)
-    avoid: set[str] = field(default_factory=set)  # workers that should not run it, if there are others
-    deaths: set[str] = field(default_factory=set)  # workers that were lost with it
-    verdict: Answer | None = None  # against a candidate, for a second worker to confirm
-
-
-class Link:
-    """A connected worker."""
-
-    def __init__(self, name: str, channel: Channel, device: Device, limits: Limits) -> None:
-        self.name, self.channel, self.device, self.limits = name, channel, device, limits
-
-    def measure(self, job: RunJob, limit_s: float, silence_s: float) -> list[Outcome]:
-        """The outcomes of a job.
-
-        Raises:
-            WorkerError: the job's process failed there.
-            FaultError: the worker is gone, silent, too slow, or breaks the protocol.
-        """
-        libraries = [one.path.read_bytes() for one in job.candidates]
-        if (size := sum(map(len, libraries))) > self.limits.upload_bytes:
-            raise UnfitError(f"it takes {self.limits.upload_bytes} bytes at once, and the job has {size}: give it a higher --upload-limit")
-        deadline = time.monotonic() + min(limit_s, self.limits.job_s) + GRACE_S
-        try:
-            self.channel.send(job_message(job, libraries, limit_s), libraries)
-            while True:
-                head, blobs = self.channel.receive(min(silence_s, max(deadline - time.monotonic(), 0.0)))
-                if "busy" not in head:
-                    break
-        except ChannelError as error:
-            raise FaultError(str(error)) from None
-        if "failed" in head:
-            kind, message = head["failed"], head.get("message")
-            if kind not in ("crashed", "timeout") or not isinstance(message, str):
-                raise FaultError("it says that a job failed, and not how")
-            raise WorkerError(kind, "".join(one if one.isprintable() else " " for one in message[:500]), killed=head.get("killed") is True)
-        if "refused" in head:
-            raise UnfitError(f"it refuses the job: {str(head['refused'])[:300]}")
-        try:
-            return read_answer(head, blobs, job)
-        except MessageError as error:
-            raise LieError(f"its answer breaks a rule: {error}") from None
 
 
 class Fleet:
@@ -160,9 +69,9 @@ class Fleet:
         self.where, self.secret, self.wait_s, self.silence_s = address(tracker), secret, wait_s, silence_s
         check_reach(self.where[0], secret, "`tracker`")
         self._lock = threading.Condition()
-        self._tasks: list[_Task] = []
+        self._tasks: list[Task] = []
         self._links: dict[str, Link] = {}
-        self._running: dict[Link, _Task] = {}
+        self._running: dict[Link, Task] = {}
         self._probing, self._probes = threading.Lock(), dict[Any, probe.Probe]()
         self._closing = False
         self._failure: Exception | None = None
@@ -172,6 +81,7 @@ class Fleet:
         self.refused: dict[str, str] = {}  # by worker, why it cannot be used now
         self.dropped: dict[str, str] = {}  # by worker, why it is not used any more
         self.done: Counter[str] = Counter()  # jobs of each worker
+        self.busy_s: dict[str, float] = defaultdict(float)  # seconds in which each worker had a job
         self._key = self._chosen(checked_key(key), device)
         self._threads = [threading.Thread(target=self._recruit, name="im2win-fleet", daemon=True)]
         self._threads[0].start()
@@ -254,7 +164,7 @@ class Fleet:
             only: the one worker that may run it; its answer is taken as it is.
             avoid: workers that leave it to others, if there are any.
         """
-        task = _Task(replace(job, probe=probe.draw(job.conv)), limit_s, only, avoid=set(avoid))
+        task = Task(replace(job, probe=probe.draw(job.conv)), limit_s, only, avoid=set(avoid))
         with self._lock:
             if self._closing or self._failure is not None:
                 task.future.set_exception(self._failure or FleetError("the fleet was closed."))
@@ -272,7 +182,7 @@ class Fleet:
         """
         return self.submit(job, limit_s).result().outcomes()
 
-    def _may(self, name: str, task: _Task) -> bool:
+    def _may(self, name: str, task: Task) -> bool:
         return task.only == name if task.only is not None else name not in task.avoid
 
     def _review(self) -> None:
@@ -398,11 +308,13 @@ class Fleet:
         """Gives a worker jobs until it fails or the fleet closes."""
         try:
             while (task := self._next(link)) is not None:
+                began = time.monotonic()
                 try:
                     answer = self._tried(link, task)
                 except FaultError as error:
                     self._lost(link, task, error)
                     return
+                self.busy_s[link.name] += time.monotonic() - began
                 self._settle(link, task, answer)
         except Exception as error:  # a defect of this side, or a library that went away
             with self._lock:
@@ -420,7 +332,7 @@ class Fleet:
         self._review()
         self._lock.notify_all()
 
-    def _next(self, link: Link) -> _Task | None:
+    def _next(self, link: Link) -> Task | None:
         """The next task for a worker; None if there will be none for it."""
         with self._lock:
             while not self._closing and self._failure is None and link.name not in self.dropped:
@@ -432,7 +344,7 @@ class Fleet:
                 self._lock.wait()
         return None
 
-    def _tried(self, link: Link, task: _Task) -> Answer:
+    def _tried(self, link: Link, task: Task) -> Answer:
         """A worker's answer to a task, whose outputs were checked here.
 
         Raises:
@@ -459,7 +371,7 @@ class Fleet:
                 self._probes[key] = probe.Probe(job.conv, job.seed, backend_for(self.device).target)
             return self._probes[key]
 
-    def _lost(self, link: Link, task: _Task, error: FaultError) -> None:
+    def _lost(self, link: Link, task: Task, error: FaultError) -> None:
         """Puts the job of a worker that failed back to the front of the queue."""
         with self._lock:
             if self._closing:
@@ -487,7 +399,7 @@ class Fleet:
             dropped = " It is dropped."
         _log.warning("worker %s failed (%d of %d): %s; its job goes to another one.%s", name, self.faults[name], MOST_FAULTS, why, dropped)
 
-    def _settle(self, link: Link, task: _Task, answer: Answer) -> None:
+    def _settle(self, link: Link, task: Task, answer: Answer) -> None:
         """Takes an answer, or has a second worker confirm what speaks against a candidate."""
         with self._lock:
             self._running.pop(link, None)
