@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sampling import mark_slow
+from sampling import mark_exhaustive, mark_slow
 
 from im2win.records.log import Log
 
@@ -27,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of workers that take a file at a time, none is to be left alone with a long one at the end; what is not sampled is slow."""
+    """Of workers that take a file at a time, none is to be left alone with a long one at the end; what no sample takes is slow."""
+    mark_exhaustive(items)
     mark_slow(items)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
