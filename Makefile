@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+BYTES  := $(VENV)/.compiled
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all papers fuzz fuzz-emulated fuzz-readers mutation lint types docs clean
+.PHONY: help demo test test-all test-exhaustive papers fuzz fuzz-emulated fuzz-readers mutation lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
 	@echo "make test      the fast part of the tests, every feature in it (under 10 minutes)"
-	@echo "make test-all  all tests, exhaustive ones included (under 45 minutes)"
+	@echo "make test-all  the slow tests as well (under 45 minutes); make test-exhaustive: the combinations that it leaves out"
 	@echo "make fuzz      10,000 random kernels of this CPU against float64, COUNT=100 for fewer; make fuzz-emulated: 1,000 of CUDA (hours)"
 	@echo "make fuzz-readers SECONDS=60  coverage-guided inputs for each reader of files and keys"
 	@echo "make mutation  COUNT=300 random changes of the source, each against the tests that should notice it (hours; PROCESSES=N)"
@@ -26,23 +27,32 @@ $(READY): pyproject.toml
 		|| { echo "im2win needs Python 3.10 to 3.13; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=23"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
 	@touch $@
 
-demo: $(READY)
+# Bytecode of what is installed: pip would compile it on one CPU.
+$(BYTES): $(READY)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@touch $@
+
+demo: $(BYTES)
 	$(BIN)/im2win demo
 
-test: $(READY)
+test: $(BYTES)
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: $(READY)
-	$(PYTEST) $(PYTEST_ARGS)
+test-all: $(BYTES)
+	$(PYTEST) -m "not exhaustive" $(PYTEST_ARGS)
+
+# What test-all leaves out: combinations of three values and more, where each pair of values is in test-all.
+test-exhaustive: $(BYTES)
+	$(PYTEST) -m exhaustive $(PYTEST_ARGS)
 
 # Both go on where they were stopped; build/fuzz holds how far they are, and what failed.
-fuzz: $(READY)
+fuzz: $(BYTES)
 	$(BIN)/python tests/fuzz/kernels.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0) $(FUZZ_ARGS)
 
-fuzz-emulated: $(READY)
+fuzz-emulated: $(BYTES)
 	$(BIN)/python tests/fuzz/kernels.py --target cuda --count $(or $(COUNT),1000) --seed $(or $(SEED),0) $(FUZZ_ARGS)
 
 fuzz-readers: $(READY)
@@ -59,7 +69,7 @@ mutation: $(READY)
 		--json $(or $(JSON),$(subst drawn-,found-,$(MUTANTS))) $(MUTATION_ARGS)
 
 # Files of the device's name, as `im2win report` finds them; what a GPU measures is in benchmarks/gpu.
-papers: $(READY)
+papers: $(BYTES)
 	device=$$($(BIN)/python -c 'from im2win.device.cpu import Machine; print(Machine.host().name)') && \
 	$(BIN)/python benchmarks/algorithms.py --json benchmarks/studies/$$device/algorithms-b1.json && \
 	$(BIN)/im2win bench papers12 --against torch,onnxruntime,openvino --untuned --batch 1 --resume \

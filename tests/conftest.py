@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sampling import mark_slow
+from kept_builders import Kept, kept
+from sampling import mark_exhaustive, mark_slow
 
 from im2win.records.log import Log
 
-# files that take most of a minute and more
+# files that take most of a minute and more, and folders whose files take a few seconds each
 LONGEST = (
-    "test_exact", "test_cuda_exact", "test_cpu_padding", "test_cuda_warp_specialized", "test_models_real", "test_docs", "test_bench",
-    "test_memory", "test_cuda_compile", "test_cli", "test_hypothesis", "test_tuner",
+    "test_exact", "test_cuda_exact", "test_cuda_warp_specialized", "test_models_real", "test_docs", "test_cpu_padding", "test_cpu_dot",
+    "test_cuda_rearranged", "test_fleet", "test_faults", "test_tuner", "test_cuda_compile", "test_cuda_scheduled_mma", "test_onnxruntime",
+    "test_cli", "test_hypothesis", "test_bench", "test_memory", "test_committed", "test_fuzz_kernels", "test_emission",
+)  # fmt: skip
+SHORT = ("numerics", "spec")
+
+# files whose tests look at the processes that build
+ABOUT_PROCESSES = (
+    "test_kept_builders", "test_worker_pool", "test_ahead", "test_faults", "test_temporary", "test_fleet", "test_models_batches",
 )  # fmt: skip
 
 
@@ -27,9 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of workers that take a file at a time, none is to be left alone with a long one at the end; what is not sampled is slow."""
+    """Of workers that take a file at a time, none is to be left alone with a long one at the end; what no sample takes is slow."""
+    mark_exhaustive(items)
     mark_slow(items)
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Where a test's file is in the order of files."""
+    name, folder = item.path.stem, item.path.parent.name
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST) + (folder in SHORT)
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,24 @@ class Done:
 def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other tests a timed process never has its CPUs to itself: starting it anew, seconds each time, would not help."""
     monkeypatch.setattr("im2win.bench.harness.RESTARTS", 0)
+
+
+@pytest.fixture(scope="session")
+def kept_processes() -> Iterator[Kept]:
+    """Processes that build, kept for the tests of this session."""
+    found = Kept()
+    yield found
+    found.end()
+
+
+@pytest.fixture(autouse=True)
+def kept_builders(request: pytest.FixtureRequest, kept_processes: Kept) -> Iterator[None]:
+    """Workers that build keep their processes, but in tests of faults, and in files about processes."""
+    if request.node.get_closest_marker("fault") or request.path.stem in ABOUT_PROCESSES:
+        yield
+        return
+    with kept(kept_processes):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

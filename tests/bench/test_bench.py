@@ -6,13 +6,14 @@ import itertools
 import json
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from fake_subject import Fake
 
 from im2win.bench import ceilings
 from im2win.bench import cpu as bench
@@ -20,7 +21,7 @@ from im2win.bench import harness as harness
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_of_library
 from im2win.bench.peers.cpu import Array, OnnxRuntime, OpenVino, Torch, TvmDefault, peers
-from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
+from im2win.bench.peers.subject import PeerError, Subject, Tensors
 from im2win.bench.results import Result
 from im2win.bench.source import digests
 from im2win.builder.build import looked_up
@@ -38,32 +39,6 @@ REGIMES = [
     "n1-c16x6x6-k8x1x1-bias-add-relu",
     "n1-c4x8x8-k4x3x3-p1-NHWC-bias-add-silu",
 ]
-
-
-@dataclass(frozen=True)
-class Fake:
-    """Answers with the reference times `factor`, after `seconds` of work; dies, raises or hangs on demand."""
-
-    name: str
-    seconds: float = 0.0
-    factor: float = 1.0
-    mood: str = ""
-
-    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        if self.mood == "dies":
-            os._exit(3)
-        if self.mood == "raises":
-            raise ValueError("not this layer")
-        if self.mood == "hangs":
-            time.sleep(60)
-        answer = (tensors.expected(conv) * self.factor).astype(np.float32)
-
-        def call() -> None:
-            end = time.perf_counter() + self.seconds
-            while time.perf_counter() < end:
-                pass
-
-        return Trial(call, lambda: answer, "fake", True, 64, {"width": 8}, "nearest layer")
 
 
 def naive(conv: Conv2d, tensors: Tensors) -> Array:

@@ -70,32 +70,38 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
+@pytest.mark.pairwise
+@pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("conv", [REGIMES[key] for key in CASES], ids=str)
-def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str) -> None:
-    """A stored transform is exactly the formula's; a row block has its rows, or whole tiles of windows; the rest are outputs held back."""
+def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str, turn: int) -> None:
+    """A stored transform is exactly the formula's; a row block has its rows, or whole tiles of windows; the rest are outputs held back.
+
+    The default tile and tiles of both axes have their turns.
+    """
     row = schedule_of(name)
     assert isinstance(row.scheduler, Windows)
     plan = row.plan(conv)
-    for tile in sampled_tiles(conv, name, 1):
-        buffers, total = allocated(conv, name, tile)
-        line = conv.output_size[1]
-        outputs = tile.row_block * line
-        staged = buffers.pop(plan.stage, 0) if plan.stage else 0
-        if plan.where == "root":
-            assert staged == row.transform_bytes(conv), tile
-        else:
-            windows = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
-            beyond = windows - 1 if plan.matrix else 0  # of the last tile, beyond the line
-            assert staged * outputs <= row.scheduler.row_block_elements(conv, tile.row_block) * (outputs + beyond) * conv.itemsize, tile
-            assert bool(staged) == (plan.where == "row_block"), tile
-        assert set(buffers) <= {"rows", "transposed"}, tile
-        assert buffers.get("rows", 0) <= (outputs + tile.cols - 1) * tile.block * conv.itemsize, tile
-        assert buffers.get("transposed", 0) <= (outputs + line + tile.lanes) * tile.lanes * conv.itemsize, tile
-        private = sum(buffers.values()) + (staged if plan.where == "row_block" else 0)
-        copies = host().threads + (conv.out_channels // conv.groups % tile.block > 0)  # the rest of a parallel loop has its own
-        assert total <= row.transform_bytes(conv) + copies * private, tile
+    tiles = sampled_tiles(conv, name, 1)
+    tile = tiles[turn % len(tiles)]
+    buffers, total = allocated(conv, name, tile)
+    line = conv.output_size[1]
+    outputs = tile.row_block * line
+    staged = buffers.pop(plan.stage, 0) if plan.stage else 0
+    if plan.where == "root":
+        assert staged == row.transform_bytes(conv), tile
+    else:
+        windows = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
+        beyond = windows - 1 if plan.matrix else 0  # of the last tile, beyond the line
+        assert staged * outputs <= row.scheduler.row_block_elements(conv, tile.row_block) * (outputs + beyond) * conv.itemsize, tile
+        assert bool(staged) == (plan.where == "row_block"), tile
+    assert set(buffers) <= {"rows", "transposed"}, tile
+    assert buffers.get("rows", 0) <= (outputs + tile.cols - 1) * tile.block * conv.itemsize, tile
+    assert buffers.get("transposed", 0) <= (outputs + line + tile.lanes) * tile.lanes * conv.itemsize, tile
+    private = sum(buffers.values()) + (staged if plan.where == "row_block" else 0)
+    copies = host().threads + (conv.out_channels // conv.groups % tile.block > 0)  # the rest of a parallel loop has its own
+    assert total <= row.transform_bytes(conv) + copies * private, tile
 
 
 @computing("n16-c8x28x30-k16x3x3")

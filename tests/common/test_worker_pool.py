@@ -104,7 +104,7 @@ def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatc
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
     names = ["direct/tiled", "im2win/stored", "im2col/tiled"]
     with Pool(machine) as pool:
-        pool.builders = [Worker("im2win.tuner.build_worker") for _ in names]
+        pool.builders = [Worker("im2win.tuner.build_worker", torch=False) for _ in names]
         monkeypatch.setattr(pool.builders[0], "result", _dies)
         found = pool.ranked(conv, names, machine, "float32")
         assert list(found) == names

@@ -118,6 +118,6 @@ def test_functions_have_their_tensors() -> None:
 
 def test_a_process_that_builds_reconstructs_too(tmp_path: Path) -> None:
     """Rules are arguments, not a callback that somebody has to have registered: a tuner's worker sees them like everybody else."""
-    with Worker("worker_reconstructs", {"PYTHONPATH": ":".join([str(SUPPORT), *filter(None, sys.path)])}) as worker:
+    with Worker("worker_reconstructs", {"PYTHONPATH": ":".join([str(SUPPORT), *filter(None, sys.path)])}, torch=False) as worker:
         found: Any = worker.call(("pkf-shmem", "barriers"), 120)
     assert found == [(NAME, "winograd_kernel", 1, 2)]

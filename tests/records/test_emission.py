@@ -15,6 +15,7 @@ from ops import host
 
 import im2win
 from im2win.codegen import llvm as codegen
+from im2win.common.torch_import import BEGIN
 from im2win.records.emission import EmissionError, emitted, emitted_now
 from im2win.records.log import Log
 from im2win.records.lookup import PACKAGED
@@ -88,7 +89,7 @@ for line in sys.stdin:
 def emitted_by(package: Path, records: list[Record]) -> list[str]:
     """Fingerprints that a copy of the package emits, in a process of its own."""
     lines = "".join(record.to_line() + "\n" for record in records)
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(package.parent)!r})\n{_PRINT}", str(package.parent)]
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(package.parent)!r})\n{BEGIN}\n{_PRINT}", str(package.parent)]
     return subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout.split()
 
 

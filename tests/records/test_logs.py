@@ -10,12 +10,12 @@ import random
 import re
 import signal
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded import CONV, DEVICE, bad, fill, ok, stale
+from worker_appends import append_for_ever, append_many
 
 from im2win.common.locking import LogError
 from im2win.records.log import Log, Merged, Problem, Pruned, merge
@@ -243,14 +243,8 @@ def test_a_lock_that_stays_taken(log: Log) -> None:
 # --- many writers, killed writers ------------------------------------------------------------------------------------
 
 
-def _append_many(folder: str, seed: int, count: int) -> None:
-    log = Log(folder)
-    for trial in range(count):
-        log.append(ok(seed=seed, trial=trial))
-
-
 def test_two_processes_append_at_once(log: Log) -> None:
-    writers = [SPAWN.Process(target=_append_many, args=(str(log.folder), seed, 200)) for seed in (1, 2)]
+    writers = [SPAWN.Process(target=append_many, args=(str(log.folder), ok(seed=seed), 200)) for seed in (1, 2)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -263,19 +257,12 @@ def test_two_processes_append_at_once(log: Log) -> None:
         assert [record.trial for record in records if record.seed == seed] == list(range(200))
 
 
-def _append_for_ever(folder: str, seed: int, done: Connection) -> None:
-    log = Log(folder)
-    for trial in range(10**9):
-        log.append(ok(seed=seed, trial=trial))
-        done.send(trial)
-
-
 @pytest.mark.fault("processes", "a writer is killed within a line")
 def test_a_killed_writer_loses_no_record_that_was_written(log: Log) -> None:
     chance = random.Random(0)
     for seed in range(5):
         receive, send = SPAWN.Pipe(duplex=False)
-        writer = SPAWN.Process(target=_append_for_ever, args=(str(log.folder), seed, send))
+        writer = SPAWN.Process(target=append_for_ever, args=(str(log.folder), ok(seed=seed), send))
         writer.start()
         send.close()
         assert receive.poll(60)

@@ -92,6 +92,7 @@ def test_epilogues(activation: str, layout: str) -> None:
 
 
 @pytest.mark.sampled(10)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("channels", [2, 7, 16, 17, 33, 70])
 @pytest.mark.parametrize(("kernel", "stride", "multiplier"), [(1, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2, 2), (5, 2, 1), (7, 1, 3), (3, 3, 1)])

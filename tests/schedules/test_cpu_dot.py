@@ -40,7 +40,7 @@ SERVER = Machine(
 )  # fmt: skip
 DESKTOP = Machine("Some CPU", "alderlake", "avx2", 2, 8, 16, 32 << 10, 1 << 20, 32 << 20, ("avxvnni",))
 OLD = Machine("Some CPU", "haswell", "avx2", 2, 8, 16, 32 << 10, 256 << 10, 8 << 20)
-RANDOM = 300  # problems; `make fuzz` draws thousands
+RANDOM = 300  # problems, half of them in an exhaustive run alone; `make fuzz` draws thousands
 CHUNK = 50  # of these in a test
 
 
@@ -106,23 +106,26 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(10)
+WAYS = [(kind, name) for kind in KINDS for name in (*able(kind[0], host()), "default")]
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(("dtype", "changes"), KINDS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("kind", "name"), WAYS, ids=lambda value: value if isinstance(value, str) else value[0])
 @pytest.mark.parametrize("key", [row[0] for row in PROBLEMS], ids=[row[1] for row in PROBLEMS])
-def test_exact(key: str, dtype: str, changes: dict[str, Any], layout: str) -> None:
-    """Every instruction of this machine, to the last bit."""
+def test_exact(key: str, kind: tuple[str, dict[str, Any]], name: str, layout: str) -> None:
+    """Every instruction of this machine, and the default tile, to the last bit."""
+    dtype, changes = kind
     conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout, **changes)
-    draw = random.Random(str(conv))
-    for name in able(dtype, host()):
-        tile = one_tile(conv, name, draw, host())
-        if tile is not None:
-            check(conv, tile)
-    check(conv, default_tile(conv, NAME, host())[1])
+    tile = None if name == "default" else one_tile(conv, name, random.Random(f"{conv} {name}"), host())
+    check(conv, tile or default_tile(conv, NAME, host())[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, RANDOM, CHUNK))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.exhaustive] if 2 * first >= RANDOM else []) for first in range(0, RANDOM, CHUNK)]
+)
 def test_random_problems(first: int) -> None:
     """Random problems, each with a random tile of an instruction of this machine; `RANDOM` says how many in all."""
     for seed in range(first, first + CHUNK):

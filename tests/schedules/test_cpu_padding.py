@@ -34,30 +34,37 @@ LAYERS = {
 ALGORITHMS = ("direct/tiled", "im2win/stored", "im2win/fused", "mec/tiled", "mcfa/tiled")
 
 
+@pytest.mark.pairwise
+@pytest.mark.parametrize("turn", range(5))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("key", LAYERS, ids=LAYERS.values())
-def test_exact(key: str, algorithm: str) -> None:
+def test_exact(key: str, algorithm: str, turn: int) -> None:
+    """The default tile and tiles of both axes in turn, those of channels with their own chunks and with others."""
     conv = Conv2d.parse(key)
     assert skips(conv)
+    divisors = [chunks for chunks in (2, 3, 4) if conv.in_channels // conv.groups % chunks == 0]
+    tiles = [
+        replace(tile, chunks=chunks)
+        for tile in sampled_tiles(conv, algorithm, 1)
+        for chunks in ([tile.chunks, *divisors[:1]] if tile.axis == "channels" else [1])
+    ]
     tensors = exact_tensors(conv)
-    expected = oracle(conv, **tensors)
-    for tile in sampled_tiles(conv, algorithm, 1):
-        divisors = [chunks for chunks in (2, 3, 4) if conv.in_channels // conv.groups % chunks == 0]
-        for chunks in [tile.chunks, *divisors[:1]] if tile.axis == "channels" else [1]:
-            assert_equal(conv, run(tiled(conv, algorithm, replace(tile, chunks=chunks)), tensors), expected)
+    assert_equal(conv, run(tiled(conv, algorithm, tiles[turn % len(tiles)]), tensors), oracle(conv, **tensors))
 
 
+@pytest.mark.pairwise
+@pytest.mark.parametrize("turn", range(4))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("key", LAYERS, ids=LAYERS.values())
-def test_all_channels_of_a_tap_are_exact(key: str, algorithm: str) -> None:
+def test_all_channels_of_a_tap_are_exact(key: str, algorithm: str, turn: int) -> None:
+    """A tile of each axis, unrolled and not, in turn."""
     conv = Conv2d.parse(key)
-    tensors = exact_tensors(conv)
-    expected = oracle(conv, **tensors)
     tiles = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host()) if tile.order == "uvc"]
     kinds = {(tile.axis, tile.unroll): tile for tile in sorted(tiles, key=lambda tile: tile.rows * tile.cols)}
     assert kinds.keys() >= {("channels", 1), ("channels", 4)}
-    for tile in kinds.values():
-        assert_equal(conv, run(tiled(conv, algorithm, tile), tensors), expected)
+    tile = kinds[sorted(kinds)[turn % len(kinds)]]
+    tensors = exact_tensors(conv)
+    assert_equal(conv, run(tiled(conv, algorithm, tile), tensors), oracle(conv, **tensors))
 
 
 def test_a_register_tile_asks_for_all_channels_of_a_tap() -> None:
@@ -157,19 +164,21 @@ def _of_rows(conv: Conv2d, algorithm: str) -> Any:
     return tile
 
 
+@pytest.mark.pairwise
+@pytest.mark.parametrize("turn", range(4))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("key", ROWS, ids=ROWS.values())
-def test_rows_of_outputs_are_exact_without_the_padding(key: str, algorithm: str) -> None:
+def test_rows_of_outputs_are_exact_without_the_padding(key: str, algorithm: str, turn: int) -> None:
+    """Row blocks of one row and of all rows, sums in chunks, register tiles of all rows, in turn."""
     conv = Conv2d.parse(key)
     assert not skips(conv)
-    tensors = exact_tensors(conv)
-    expected = oracle(conv, **tensors)
     tile = _of_rows(conv, algorithm)
     short = replace(tile, pass_blocks=tile.pack.blocks(conv))
     tall = replace(short, row_block=conv.output_size[0])
-    for one in [short, tall, replace(short, chunks=conv.in_channels // conv.groups), replace(tall, rows=conv.output_size[0])]:
-        if not schedule_of(algorithm).scheduler.violations(conv, one, host()):
-            assert_equal(conv, run(tiled(conv, algorithm, one), tensors), expected)
+    tiles = [short, tall, replace(short, chunks=conv.in_channels // conv.groups), replace(tall, rows=conv.output_size[0])]
+    legal = [one for one in tiles if not schedule_of(algorithm).scheduler.violations(conv, one, host())]
+    tensors = exact_tensors(conv)
+    assert_equal(conv, run(tiled(conv, algorithm, legal[turn % len(legal)]), tensors), oracle(conv, **tensors))
 
 
 @pass_instrument

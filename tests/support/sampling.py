@@ -1,20 +1,24 @@
-"""Which cases of an exhaustive test belong to the fast part.
+"""Which cases of an exhaustive test belong to the fast part, and which to no ordinary run.
 
 `@pytest.mark.sampled` on a parametrised test: its fast cases are few, and take each value of each parameter at least once.
 `@pytest.mark.sampled(5)`: five cases, whose names have as many different words ("s", "NHWC", "bias") as five can have.
 The other cases are marked `slow`.
+
+`@pytest.mark.pairwise` on a test of three parameters and more: each value of a parameter occurs with each value of each other parameter,
+but not in all combinations of three. The other cases are marked `exhaustive`, and `slow`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 
 import pytest
 
 
-def sample(cases: Sequence[set[Hashable]], keep: int | None = None) -> set[int]:
+def sample(cases: Sequence[Set[Hashable]], keep: int | None = None) -> set[int]:
     """Indices of cases, rarest features first: `keep` of them, or as many as cover all features."""
     chosen: set[int] = set()
     missing, used = set[Hashable]().union(*cases), Counter[Hashable]()
@@ -27,6 +31,11 @@ def sample(cases: Sequence[set[Hashable]], keep: int | None = None) -> set[int]:
     return chosen
 
 
+def pairs(case: set[Hashable]) -> set[Hashable]:
+    """The pairs of a case's features."""
+    return {frozenset(pair) for pair in itertools.combinations(case, 2)}
+
+
 def values(item: pytest.Function) -> set[Hashable]:
     """The parameters of a case with their values."""
     return {(name, str(value)) for name, value in item.callspec.params.items()}
@@ -37,13 +46,29 @@ def words(item: pytest.Function) -> set[Hashable]:
     return {re.sub(r"[\d.x]+", "#", word) for word in re.split(r"[-, ]", item.callspec.id)}
 
 
-def mark_slow(items: Sequence[pytest.Item]) -> None:
-    """Marks what is not sampled of tests that are marked `sampled`."""
+def _marked(items: Sequence[pytest.Item], marker: str) -> list[list[pytest.Function]]:
+    """The cases of each test with this marker."""
     tests: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+        if isinstance(item, pytest.Function) and item.get_closest_marker(marker):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in tests.values():
+    return list(tests.values())
+
+
+def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
+    """Marks what brings no pair of values that others lack, of tests that are marked `pairwise`."""
+    for cases in _marked(items, "pairwise"):
+        ordinary = sample([pairs(values(case)) for case in cases])
+        for index, case in enumerate(cases):
+            if index not in ordinary:
+                case.add_marker(pytest.mark.exhaustive)
+                case.add_marker(pytest.mark.slow)
+
+
+def mark_slow(items: Sequence[pytest.Item]) -> None:
+    """Marks what is not sampled of tests that are marked `sampled`; what is exhaustive is not drawn."""
+    for marked in _marked(items, "sampled"):
+        cases = [case for case in marked if not case.get_closest_marker("exhaustive")]
         keep = next(iter(cases[0].iter_markers("sampled"))).args
         fast = sample([words(case) if keep else values(case) for case in cases], *keep)
         for index, case in enumerate(cases):

@@ -34,6 +34,7 @@ import im2win
 from im2win.codegen.llvm import ToolchainError
 from im2win.common.locking import LogError
 from im2win.common.temporary import TemporaryFolder
+from im2win.common.torch_import import BEGIN
 from im2win.common.worker_pool import MachineError, Worker, WorkerError
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
@@ -232,7 +233,7 @@ def test_a_limit_on_files_is_no_verdict(tmp_path: Path) -> None:
         "print(built.outcome, built.undecided, built.message)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", f"from im2win.common.torch_import import keep_from_tvm; keep_from_tvm()\n{code}", pickle.dumps(job).hex()],
+        [sys.executable, "-c", f"{BEGIN}\n{code}", pickle.dumps(job).hex()],
         preexec_fn=limited, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.stdout.startswith("build_error True") and "raise the limit" in done.stdout, done.stdout + done.stderr
@@ -450,7 +451,7 @@ def _runs(pid: int) -> bool:
 @pytest.mark.slow
 def test_a_run_whose_processes_are_killed_at_random_loses_nothing(tmp_path: Path) -> None:
     """Every half second or so one of the tuner's processes is killed: none of it is a verdict, and the next run makes what lacks."""
-    code = "import sys, im2win; im2win.tune(sys.argv[1], trials=24, logs=sys.argv[2], patience=None)"
+    code = f"{BEGIN}import sys, im2win; im2win.tune(sys.argv[1], trials=24, logs=sys.argv[2], patience=None)"
     rng, killed, temporary = np.random.default_rng(7), 0, tmp_path / "temporary"
     temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)}

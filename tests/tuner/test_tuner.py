@@ -21,6 +21,7 @@ from sessions import SMALL, names, took
 
 import im2win
 from im2win.common.locking import LogError
+from im2win.common.torch_import import BEGIN
 from im2win.common.worker_pool import Worker, WorkerError
 from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
@@ -287,7 +288,7 @@ def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path,
 
 
 
-SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"
+SCRIPT = f"{BEGIN}import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"
 
 
 def _start(folder: Path, trials: int, seed: int = 0) -> subprocess.Popen[bytes]:

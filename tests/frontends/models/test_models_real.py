@@ -39,9 +39,11 @@ FIRST_BLOCKS = {
     "densenet121": "r120",  # a dense block, what lies between two, and the beginning of the next
     "inception_v1": "r38",  # two blocks, and the pooling behind them
     "inception_v2": "r161",  # two blocks, and one with a stride
+    "resnet50": "r56",  # three blocks, one with a stride, and the one behind it; its end is like shufflenet's
 }
 WHOLE = ("bvlc_alexnet", "resnet50", "shufflenet", "squeezenet")
-FAST = ("squeezenet",)  # the others take 10 to 40 seconds each
+# slow: 10 to 40 seconds each; of resnet50, the longest, an ordinary run has the first blocks
+MARKS = {"squeezenet": [], "resnet50": [pytest.mark.slow, pytest.mark.exhaustive]}
 
 
 def compared(model: Any, folder: Path) -> None:
@@ -54,7 +56,7 @@ def compared(model: Any, folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in WHOLE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in WHOLE])
 def test_real_models(name: str, tmp_path: Path) -> None:
     compared(with_random_weights(light.path(name)), tmp_path)
 

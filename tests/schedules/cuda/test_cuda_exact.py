@@ -48,15 +48,18 @@ def check(conv: Conv2d, kernels: list[Kernel]) -> None:
 EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one slab, padding, neither windows nor channels divide
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
+@pytest.mark.pairwise
+@pytest.mark.parametrize("half", range(2))
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", MULTIPLIERS)
-def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
+def test_every_algorithm_and_product(dtype: str, layout: str, half: int) -> None:
+    """A type has both halves of its kernels, in an ordinary run one of them in each layout."""
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
     kernels = everywhere(conv)
     assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv, H200)}
     assert len(cuda_algorithms(conv)) == 7
-    check(conv, kernels)
+    check(conv, kernels[half::2])
 
 
 # --- regimes, with tiles drawn from the space

@@ -198,24 +198,25 @@ def test_every_layer_of_the_suites_has_a_tile() -> None:
 # --- shared memory
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", MULTIPLIERS)
-def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None:
-    for key in ("n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"):
-        conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
-        for name in cuda_algorithms(conv):
-            schedule = ROWS[name].on_gpu
-            assert isinstance(schedule, Multistage)
-            windows, in_parts = schedule.windows, isinstance(schedule, OutputParts)
-            for product in products(conv, H200):
-                for _, tile in sampled(conv, name, product):
-                    launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
-                    launch = launches["conv2d_kernel_1" if in_parts else "conv2d_kernel"]
-                    assert launch.dynamic_bytes == shared_bytes(conv, tile, windows), tile
-                    assert launch.block == (tile.threads, 1, 1)
-                    transforms = "transform_kernel" in launches, "transform_parts_kernel" in launches
-                    assert transforms == (bool(windows.axes) > in_parts, in_parts)
+@pytest.mark.parametrize("key", ["n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"])
+def test_shared_memory_is_what_the_launch_takes(key: str, dtype: str, layout: str) -> None:
+    conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
+    for name in cuda_algorithms(conv):
+        schedule = ROWS[name].on_gpu
+        assert isinstance(schedule, Multistage)
+        windows, in_parts = schedule.windows, isinstance(schedule, OutputParts)
+        for product in products(conv, H200):
+            for _, tile in sampled(conv, name, product):
+                launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
+                launch = launches["conv2d_kernel_1" if in_parts else "conv2d_kernel"]
+                assert launch.dynamic_bytes == shared_bytes(conv, tile, windows), tile
+                assert launch.block == (tile.threads, 1, 1)
+                transforms = "transform_kernel" in launches, "transform_parts_kernel" in launches
+                assert transforms == (bool(windows.axes) > in_parts, in_parts)
 
 
 # --- plain values
