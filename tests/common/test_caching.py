@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,9 +21,15 @@ CONV = Conv2d(1, 64, 8, 8, 64, 3, padding=1, dtype="float16", layout="NHWC")
 TILE = MultistageTile("wg_f16", 64, 128, 64, 64, 1, 3, "uvc")
 
 
-@pytest.mark.parametrize("value", [CONV, TILE, backend_for(H200).ranked(CONV, schedule_of("direct/warp_specialized"))[0][1]])
-def test_used_values_are_as_new(value: object) -> None:
+def ranked() -> object:
+    """A tile that a model has asked for much."""
+    return backend_for(H200).ranked(CONV, schedule_of("direct/warp_specialized"))[0][1]
+
+
+@pytest.mark.parametrize("make", [lambda: CONV, lambda: TILE, ranked], ids=["problem", "tile", "ranked tile"])
+def test_used_values_are_as_new(make: Callable[[], object]) -> None:
     """What is derived does not show: not in `repr`, not in equality, not in copies."""
+    value = make()
     new = replace(value)  # type: ignore[type-var]
     hash(value), getattr(value, "threads", None), getattr(value, "flops", None)
     assert value == new and hash(value) == hash(new) and repr(value) == repr(new)

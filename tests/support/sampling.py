@@ -23,8 +23,10 @@ def sample(cases: Sequence[Set[Hashable]], keep: int | None = None) -> set[int]:
     chosen: set[int] = set()
     missing, used = set[Hashable]().union(*cases), Counter[Hashable]()
     while missing if keep is None else len(chosen) < min(keep, len(cases)):
-        rest = (index for index in range(len(cases)) if index not in chosen)
-        best = max(rest, key=lambda index: (len(cases[index] & missing), -sum(used[feature] for feature in cases[index]), -index))
+        gains = {index: len(case & missing) for index, case in enumerate(cases) if index not in chosen}
+        most = max(gains.values())
+        rest = (index for index, gain in gains.items() if gain == most)
+        best = max(rest, key=lambda index: (-sum(used[feature] for feature in cases[index]), -index))
         chosen.add(best)
         missing -= cases[best]
         used.update(cases[best])
