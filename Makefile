@@ -68,7 +68,7 @@ mutation: $(READY)
 	$(BIN)/python tests/mutation/mutants.py run $(MUTANTS) --processes $(or $(PROCESSES),1) \
 		--json $(or $(JSON),$(subst drawn-,found-,$(MUTANTS))) $(MUTATION_ARGS)
 
-# Files of the device's name, as `im2win report` finds them; what a GPU measures is in benchmarks/gpu.
+# Files of the device's name, as `im2win report` finds them; benchmarks/gpu/papers.sh measures what is compared on a GPU.
 papers: $(BYTES)
 	device=$$($(BIN)/python -c 'from im2win.device.cpu import Machine; print(Machine.host().name)') && \
 	$(BIN)/python benchmarks/algorithms.py --json benchmarks/studies/$$device/algorithms-b1.json && \

@@ -24,7 +24,7 @@ SLIDING, WINOGRAD = "sliding_window.py", "winograd_tensor_cores.py"
         (SLIDING, ["--rounds", "0"], "`rounds` (=0) must be at least 1"),
         (WINOGRAD, ["--batches", "1,x"], "argument --batches: invalid numbers value: '1,x'"),
         (WINOGRAD, ["--layers", "map9"], "`--layers` (='map9') must name layers of the workload"),
-        (WINOGRAD, ["--tries", "0"], "`tries` (=0) and `rounds` (=15) must be at least 1"),
+        (WINOGRAD, ["--tries", "0"], "`tries` (=0), `int8_tries` (=4) and `rounds` (=15) must be at least 1"),
     ],
 )
 def test_bad_words_are_one_line(name: str, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
