@@ -243,6 +243,16 @@ def test_the_nearest_layer_s_record_must_have_earned_its_place_there(log: Log) -
     assert found.record == record and tier_for(conv, found.tier, CONV) == "nearest layer"
 
 
+def test_a_tile_that_may_be_inaccurate_serves_its_own_layer_alone(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A legal tile whose errors nobody has bounded was measured for its own layer, and for no other."""
+    record = made(1e-3)
+    fill(log, *beside_default(record, HERE))
+    monkeypatch.setattr(CpuBackend, "proven", lambda self, conv, tile: False)
+    assert look(log).record == record
+    found = look(log, CONV.with_(batch=2))
+    assert found.record is None and any("only tuning, which measures them, takes it" in reason for _, reason in found.skipped)
+
+
 def test_another_epilogue_asks_for_no_margin(log: Log, modelled: dict[str, float]) -> None:
     record, conv = made(1e-3), CONV.with_(bias=True)
     assert tier(look(fill(log, record), conv), record) == "hint"
