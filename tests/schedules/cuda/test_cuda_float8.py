@@ -72,8 +72,8 @@ def test_outputs_are_exact(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_sums_stay_within_their_tolerance_only_in_chains() -> None:
-    """Random tensors, a long sum: with accumulators that take all of it, errors grow beyond the tolerance of float32 outputs."""
+def test_chains_make_sums_more_precise() -> None:
+    """Random tensors, a long sum: errors are far within the tolerance, and several times as large where accumulators take all of it."""
     conv = problem("n1-c2048x2x2-k64x2x2-OUT.float32-NHWC")
     one = tile(64, 1, 1, 1, slabs=2, taps=4, product=E4M3)
     given, kernel = typed_tensors(conv, 3), made(conv, one)
@@ -85,7 +85,7 @@ def test_sums_stay_within_their_tolerance_only_in_chains() -> None:
         return re.sub(r"im2win::take_over<\d+>\([^;]*;", "", body)
 
     chained, single = (error(Emulated(conv, [kernel], edit)(given)[0], right) for edit in (str, unchained))
-    assert chained <= tolerance(conv) / 4 < single, (chained, single, tolerance(conv))
+    assert chained <= tolerance(conv) / 4 and single > 4 * chained, (chained, single, tolerance(conv))
 
 
 @pytest.mark.slow
