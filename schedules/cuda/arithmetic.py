@@ -22,6 +22,13 @@ class Multiplier:
     ending: text behind the operands of a `wgmma` whose first operand is in registers. shared_ending: the same with both operands in shared
         memory.
     columns: the number of columns of a `wgmma` (its N) is a multiple of this.
+    chain: most `wgmma` whose products one accumulator adds up, before float32 additions take it over; 0 for all of a sum.
+    warps: whether `mma.sync` has it, too; else only `wgmma` with both operands in shared memory does.
+
+    Tensor cores of compute capability 9.0 add products of float8_e4m3fn with less than float32's precision: they align the products of an
+    instruction and the accumulator to the largest of them, keep about 13 bits of fraction and cut off the rest (DeepSeek-AI 2024,
+    arXiv 2412.19437, section 3.3.2: about 14 bits). Errors of a chain grow with its length. So accumulators take `chain` instructions, 128
+    products, as in that report and by default in CUTLASS, and are then added to sums on CUDA cores.
     """
 
     kind: str
@@ -33,6 +40,8 @@ class Multiplier:
     ending: str
     shared_ending: str
     columns: int = 8
+    chain: int = 0
+    warps: bool = True
 
     @property
     def slab(self) -> int:
@@ -47,12 +56,15 @@ MULTIPLIERS: dict[str, Multiplier] = {
         Multiplier("f16", "float16", "f32.f16.f16", "float", "+f", 16, ", 1, 1, 0", ", 1, 1, 0, 0"),
         Multiplier("bf16", "bfloat16", "f32.bf16.bf16", "float", "+f", 16, ", 1, 1, 0", ", 1, 1, 0, 0"),
         Multiplier("s8", "int8", "s32.s8.s8", "int", "+r", 32, "", "", columns=16),
+        Multiplier("e4m3", "float8_e4m3fn", "f32.e4m3.e4m3", "float", "+f", 32, ", 1, 1", ", 1, 1", chain=4, warps=False),
     )
 }
 """By element type."""
 KINDS: dict[str, Multiplier] = {row.kind: row for row in MULTIPLIERS.values()}
-NATIVE: dict[str, Multiplier] = {dtype: row for dtype, row in MULTIPLIERS.items() if dtype != "float32"}
-"""Those that multiply elements as they are in memory; float32 is made TF32 on the way."""
+NATIVE: dict[str, Multiplier] = {dtype: row for dtype, row in MULTIPLIERS.items() if dtype != "float32" and row.warps}
+"""Those of warps that multiply elements as they are in memory; float32 is made TF32 on the way."""
+WARPGROUP_ONLY: dict[str, Multiplier] = {dtype: row for dtype, row in MULTIPLIERS.items() if not row.warps}
+"""Those of warpgroups alone, with both operands in shared memory."""
 
 Unit = Literal["core", "warp", "warpgroup"]
 
@@ -97,3 +109,4 @@ CORE_PRODUCTS = {"float32": "fma", "float16": "fma_f16", "bfloat16": "fma_bf16"}
 PRODUCTS = SHARED_PRODUCTS | {
     name: Product(dtype, "float32", MULTIPLIERS[dtype].slab, "core") for dtype, name in CORE_PRODUCTS.items() if name not in SHARED_PRODUCTS
 }
+PRODUCTS |= {f"wg_{row.kind}": Product(dtype, ELEMENT_TYPES[dtype].sums, row.slab, "warpgroup") for dtype, row in WARPGROUP_ONLY.items()}

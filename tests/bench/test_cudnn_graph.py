@@ -73,6 +73,8 @@ def use(monkeypatch: pytest.MonkeyPatch, *plans: Plan) -> Any:
         PLAIN.with_(dtype="int8"),
         PLAIN.with_(dtype="int8", out_dtype="int8", bias=True, residual=True, activation="relu"),
         PLAIN.with_(dtype="int8", out_dtype="float16", bias=True),
+        PLAIN.with_(dtype="float8_e4m3fn", out_dtype="float8_e4m3fn", bias=True, residual=True, activation="relu"),
+        PLAIN.with_(dtype="float8_e4m3fn", out_dtype="bfloat16", bias=True, activation="silu"),
     ],
     ids=str,
 )
@@ -106,6 +108,9 @@ def test_what_graphs_a_layer_has() -> None:
     assert cudnn_graph.kinds(PLAIN) == [cudnn_graph.WHOLE] == cudnn_graph.kinds(integer.with_(out_dtype="int8"))
     assert cudnn_graph.kinds(PLAIN.with_(bias=True)) == [cudnn_graph.WHOLE, cudnn_graph.ALONE]
     assert cudnn_graph.kinds(integer) == [cudnn_graph.WHOLE, cudnn_graph.COPIED]
+    eight = PLAIN.with_(dtype="float8_e4m3fn")
+    assert cudnn_graph.kinds(eight) == [cudnn_graph.WHOLE, cudnn_graph.ALONE]
+    assert cudnn_graph.kinds(eight.with_(out_dtype="float8_e4m3fn")) == [cudnn_graph.WHOLE] and cudnn_graph.unsupported(eight) is None
     assert cudnn_graph.unsupported(PLAIN) is None
     assert "`dtype` (='uint8') must be one of float32, float16, bfloat16, int8" in str(cudnn_graph.unsupported(PLAIN.with_(dtype="uint8")))
     assert "zero point" in str(cudnn_graph.unsupported(integer.with_(zero_point=3)))

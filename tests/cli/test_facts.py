@@ -78,7 +78,7 @@ def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None
     types = named(*facts.types(), "direct / tiled")
     assert types == {
         "algorithm / schedule": "direct / tiled", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu bfloat16": "no",
-        "cpu int8": "no", "cpu uint8": "no", "cuda uint8": "no",
+        "cpu int8": "no", "cpu uint8": "no", "cuda uint8": "no", "cpu float8_e4m3fn": "no", "cuda float8_e4m3fn": "no",
         "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda bfloat16": "NCHW, NHWC",
         "cuda int8": "NCHW, NHWC",
     }  # fmt: skip

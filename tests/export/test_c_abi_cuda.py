@@ -89,6 +89,7 @@ WIDE = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-float16-NHWC-bias")
 STEM = Conv2d.parse("n2-c3x11x12-k64x7x7-s2-p3-float16-bias-relu")
 ODD = Conv2d.parse("n2-c64x7x7-k64x3x3-p1-float16-bias-add")
 REQUANTISED = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-int8-out.int8-NHWC-bias-relu")
+FLOAT8 = Conv2d.parse("n1-c64x4x8-k64x3x3-p1-float8_e4m3fn-out.float8_e4m3fn-NHWC-bias-add")
 SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
 
 CASES = [
@@ -108,6 +109,7 @@ CASES = [
     (STRIDED, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 1, 49, 1, 2, 1, images=2, tma_boxes="channels_last")),
     (STEM, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 3, 6, 1, 2, 1, taps=7, tma_boxes="window_rows")),
     (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", WarpSpecializedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
+    (FLOAT8, "direct/warp_specialized", WarpSpecializedTile("wg_e4m3", 64, 4, 8, 1, 2, 1, taps=3)),
     (WIDE, "implicit_gemm/split_k", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm/tiled", "s8"),

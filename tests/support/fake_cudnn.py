@@ -11,8 +11,9 @@ import torch
 
 TYPES = {
     "FLOAT": torch.float32, "HALF": torch.float16, "BFLOAT16": torch.bfloat16, "INT8": torch.int8, "UINT8": torch.uint8,
-    "INT32": torch.int32,
+    "INT32": torch.int32, "FP8_E4M3": torch.float8_e4m3fn,
 }  # fmt: skip
+BYTES = {"FP8_E4M3": torch.int8}  # as which tensors of a type come
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "mul": torch.mul,
@@ -74,7 +75,8 @@ class Tensor:
         if self.value is not None:
             return self.value(pack)
         given = pack[self]
-        assert list(given.shape) == self.dim and given.dtype == TYPES[self.dtype]
+        assert list(given.shape) == self.dim and given.dtype == BYTES.get(self.dtype, TYPES[self.dtype])
+        given = given.view(TYPES[self.dtype])
         wanted = [one for one, size in zip(self.stride or (), given.shape, strict=True) if size > 1]
         assert [one for one, size in zip(given.stride(), given.shape, strict=True) if size > 1] == wanted
         return given.double()
@@ -157,7 +159,8 @@ class Graph:
             raise RuntimeError(plan.does)
         [out] = [one for one in self.outputs if one.output]
         into, dtype = pack[out], TYPES[out.dtype]
-        assert list(into.shape) == out.dim and into.dtype == dtype
+        assert list(into.shape) == out.dim and into.dtype == BYTES.get(out.dtype, dtype)
+        into = into.view(dtype)
         result = out.of(pack) + (plan.does == "wrong")
         into.copy_(result if dtype.is_floating_point else result.round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max))
 

@@ -7,7 +7,8 @@ with zeros outside the input; with a scale, and every step in float32,
 
     y = convert(act(float32(sum + bias[j]) * scale[j] + float32(residual[n, j, m, x]))),
 
-where int8 and uint8 round halves to even, add the output's zero point, and have nothing beyond their ends. For small integers every sum is
+where int8 and uint8 round halves to even, add the output's zero point, and have nothing beyond their ends. With float8_e4m3fn inputs the
+bias is added to scaled sums, and outputs of this type have nothing beyond 448 and -448. For small integers every sum is
 exact in float32 as well, so kernels must *equal* it; `exact_tensors` makes such inputs.
 """
 
@@ -51,10 +52,13 @@ def oracle(
                 seen = part[:, :, y0 : y0 + (rows - 1) * conv.stride[0] + 1 : conv.stride[0]]
                 seen = seen[:, :, :, x0 : x0 + (cols - 1) * conv.stride[1] + 1 : conv.stride[1]]
                 sums[:, ours] += np.einsum("ncmx,jc->njmx", seen, np.asarray(filter[ours, :, u, v], np.float64))
-    if bias is not None:
+    late = conv.dtype == "float8_e4m3fn"
+    if bias is not None and not late:
         sums += np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
     if scale is not None:
         sums = np.multiply(sums.astype(np.float32), np.asarray(scale, np.float32).reshape(1, -1, 1, 1), dtype=np.float32)
+    if bias is not None and late:
+        sums = np.add(sums, np.asarray(bias, np.float32).reshape(1, -1, 1, 1), dtype=np.float32)
     if conv.layout == "NHWC":
         sums = np.moveaxis(sums, 1, 3)
     if residual is not None:
@@ -65,6 +69,7 @@ def oracle(
 
 def _converted(y: Array, dtype: str, zero_point: int) -> Array:
     if dtype not in ("int8", "uint8"):
+        y = np.minimum(np.maximum(y, -448), 448) if dtype == "float8_e4m3fn" else y
         with np.errstate(over="ignore"):  # to infinity
             return y.astype(dtype).astype(np.float64)
     lower = np.floor(y.astype(np.float64))

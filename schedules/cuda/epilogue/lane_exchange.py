@@ -80,7 +80,7 @@ class TileEpilogue(Epilogue):
 
 
 class _Channels(TileEpilogue):
-    """int8, channels last: lanes 4*g + t with g and g + 1, g even, exchange their values of columns 2*t and 2*t + 1.
+    """Outputs of one byte, channels last: lanes 4*g + t with g and g + 1, g even, exchange their values of columns 2*t and 2*t + 1.
 
     Each then stores four channels of one column.
     """
@@ -93,7 +93,7 @@ class _Channels(TileEpilogue):
         for j in product.kept:
             for i in range(product.rows):
                 pairs = [[self._finished(product, vectors, i, half, j, e) for half in range(2)] for e in range(2)]
-                T.buffer_store(words, exchanged(pairs, LANE_OF_NEXT), [i])
+                T.buffer_store(words, exchanged(conv.out_dtype, pairs, LANE_OF_NEXT), [i])
             n, m, x, conditions = self._operand.output((j * EIGHT, column))
             start = ((n * out_h + m) * out_w + x) * conv.out_channels
 

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.schedules.cuda.epilogue.requantise import added, scaled, store_int8
+from im2win.schedules.cuda.epilogue.requantise import added, float8_value, multiplied, scaled, store_bytes
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.primitives import CHUNK, Expr, local
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
@@ -71,7 +71,7 @@ def activated(activation: str, value: Expr, dtype: str) -> Expr:
 
 
 def value_type(conv: Conv2d) -> str:
-    """The type of `finished` values: the output's, or float32 for int8 outputs, which are converted when they are stored."""
+    """The type of `finished` values: the output's, or float32 for outputs of one byte, which are converted when they are stored."""
     return "float32" if ELEMENT_TYPES[conv.out_dtype].itemsize == 1 else conv.out_dtype
 
 
@@ -81,6 +81,8 @@ def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, cha
     Args:
         dtype: type of the accumulator. channel: output channel. at: index of the element in the flat output.
     """
+    if ELEMENT_TYPES[conv.dtype].scaled:
+        return _of_scaled(conv, tensors, value, channel, at)
     if conv.bias:
         value = value + tensors["bias"][channel].astype(dtype)
     if conv.requantised:
@@ -89,6 +91,17 @@ def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, cha
         other = tensors["residual"][at].astype(dtype)
         value = added(value, other) if conv.requantised else value + other
     return activated(conv.activation, value, dtype).astype(value_type(conv))
+
+
+def _of_scaled(conv: Conv2d, tensors: dict[str, Any], value: Expr, channel: Expr, at: Expr) -> Expr:
+    """`finished` for a layer that scales its sums first."""
+    value = multiplied(value, tensors["scale"][channel])
+    if conv.bias:
+        value = added(value, tensors["bias"][channel])
+    if conv.residual:
+        other = tensors["residual"][at]
+        value = added(value, float8_value(other) if ELEMENT_TYPES[conv.out_dtype].scaled else other.astype("float32"))
+    return activated(conv.activation, value, "float32").astype(value_type(conv))
 
 
 class Epilogue:
@@ -145,7 +158,7 @@ class Epilogue:
             of = channel + (e if conv.layout == "NHWC" else 0)
             T.buffer_store(self._values, finished(conv, dtype, tensors, value, of, at + e), [e])
         if ELEMENT_TYPES[conv.out_dtype].itemsize == 1:
-            store_int8(tensors["output"], at, self._values, len(sums))
+            store_bytes(conv.out_dtype, tensors["output"], at, self._values, len(sums))
         elif len(sums) == 1:
             T.buffer_store(tensors["output"], self._values[0], [at])
         else:

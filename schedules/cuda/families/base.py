@@ -9,6 +9,7 @@ from typing import Any
 
 from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
+from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.cuda.tiles.base import CudaTile
 from im2win.spec.accuracy import Accuracy
@@ -36,6 +37,11 @@ class CudaSchedule(ABC):
 
     Tiles are values of the schedule's own type. All of them implement `CudaTile`.
     """
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element types of the problems that some schedule of this kind may compute: those that every kind of tensor-core product has."""
+        return ("float32", *NATIVE)
 
     @abstractmethod
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:

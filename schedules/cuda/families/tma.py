@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
+from im2win.schedules.cuda.arithmetic import NATIVE, WARPGROUP_ONLY
 from im2win.schedules.cuda.families.base import CudaSchedule
 from im2win.schedules.cuda.kernels.persistent import persistent_kernel
 from im2win.schedules.cuda.kernels.warp_specialized import warp_specialized_kernel
@@ -42,6 +43,12 @@ class Tma(CudaSchedule, Generic[Tile]):
     begin_cycles: int
     kernel: Callable[[Conv2d, Tile, Gpu, str], Any]
     copy_bytes: Callable[[Conv2d, Tile], int] = lambda conv, tile: 0
+    more_types: tuple[str, ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element types of the problems that it may compute."""
+        return (*NATIVE, *self.more_types)
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a problem; None if one does."""
@@ -94,6 +101,6 @@ PERSISTENT = Tma(
 WARP_SPECIALIZED = Tma(
     WarpSpecializedTile, warp_specialized_legality.unsupported_reason, warp_specialized_legality.violations, warp_specialized_space.space,
     warp_specialized_model.estimate, warp_specialized_model.BEGIN_CYCLES, warp_specialized_kernel,
-    copy_bytes,
+    copy_bytes, tuple(WARPGROUP_ONLY),
 )  # fmt: skip
 """Filters and windows in pipeline stages, which producer warps fill and consumer warpgroups empty."""

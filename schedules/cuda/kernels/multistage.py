@@ -27,6 +27,7 @@ from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.cuda.winograd.rows import RowProduct, TileRows
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import STORED
 
 Place = Callable[[Any], tuple[Conv2d, Any]]
 """operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
@@ -99,7 +100,7 @@ def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] |
     shapes |= {name: (conv.out_channels,) for name in ("bias", "scale")}
     buffers = {}
     for name in conv.arguments:
-        shape, dtype = shapes.get(name, conv.output_shape), conv.dtypes[name]
+        shape, dtype = shapes.get(name, conv.output_shape), STORED[conv.dtypes[name]]
         buffers[name] = T.arg(name, T.buffer(shape, dtype)), (math.prod(shape),), dtype
     views = {name: (named(name, buffer), flat, dtype) for name, (buffer, flat, dtype) in buffers.items()}
     return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.packing.split_k import SplitPack, parts_problem
-from im2win.schedules.cuda.epilogue.requantise import store_int8
+from im2win.schedules.cuda.epilogue.requantise import store_bytes
 from im2win.schedules.cuda.epilogue.store import Epilogue, finished, run_length, value_type
 from im2win.schedules.cuda.kernels.multistage import (
     _pipeline,
@@ -118,7 +118,7 @@ def _launch_sum(conv: Conv2d, tile: MultistageTile, sums: Any, tensors: dict[str
                 of = channel + (e if conv.layout == "NHWC" else 0)
                 T.buffer_store(result, finished(conv, tile.sum_dtype, tensors, total[e], of, place + e), [e])
             if ELEMENT_TYPES[conv.out_dtype].itemsize == 1:
-                store_int8(tensors["output"], place, result, vector)
+                store_bytes(conv.out_dtype, tensors["output"], place, result, vector)
                 return
             with T.vectorized(vector) as e:
                 T.buffer_store(tensors["output"], result[e], [place + e])

@@ -43,6 +43,7 @@ from im2win.schedules.cuda.tiles.rearranged import RearrangedHaloTile
 from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WARP, WarpSpecializedTile
 from im2win.schedules.cuda.tiles.window_rows import WindowRows, row_strides
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import STORED
 
 
 def warp_specialized_kernel(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu, name: str) -> Any:
@@ -100,11 +101,12 @@ class _Kernel:
         work = self._field.output_tiles * self._channel_blocks * tile.sum_blocks
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
-        arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
+        stored, f = STORED[tile.dtype], self._field
+        arena = Arena(f.shared_bytes, stored)
         producers = tile.rearrangers if tile.rearranged else 0
-        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks, producers)
-        self._raw = Pipeline(arena, "raw", f.raw_buffer, tile.dtype, tile.rearrangers, 1) if isinstance(f, RearrangedHaloTile) else None
-        self._filters = Pipeline(arena, "filters", f.filter_buffer, tile.dtype, warps, tile.filter_blocks)
+        self._windows = Pipeline(arena, "windows", f.window_buffer, stored, warps, tile.window_blocks, producers)
+        self._raw = Pipeline(arena, "raw", f.raw_buffer, stored, tile.rearrangers, 1) if isinstance(f, RearrangedHaloTile) else None
+        self._filters = Pipeline(arena, "filters", f.filter_buffer, stored, warps, tile.filter_blocks)
         self._outputs = arena.take("outputs", (math.prod(f.output_buffer),), conv.out_dtype) if f.stored else None
         self._places = arena.take("places", (f.places,), "int32") if isinstance(f, RearrangedHaloTile) else None
         self._order = arena.take("order", (tile.pingpong,), PHASES)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from im2win.device.gpu import Gpu
 from im2win.packing.wgmma_smem import SLAB, ChunkPack
-from im2win.schedules.cuda.arithmetic import NATIVE
+from im2win.schedules.cuda.arithmetic import NATIVE, WARPGROUP_ONLY
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
+PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in (NATIVE | WARPGROUP_ONLY).items()}
 BLOCKS = (64, 128, 192, 256)  # output channels of a block that are worth a trial
 SLABS = (1, 2)  # of 64 bytes of a pixel, that a step may take
 MAX_COLUMNS = 256  # most columns of a product
 MAX_STEP = 8  # largest element stride of a TMA box
 
 
-def unsupported_reason(conv: Conv2d, kernels: str) -> str | None:
-    """Why no kernel of this kind computes a problem; None if one may. kernels: what the kind is called."""
-    if conv.dtype not in PRODUCTS:
-        return f"{kernels} multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
+def unsupported_reason(conv: Conv2d, kernels: str, dtypes: Collection[str] = tuple(PRODUCTS)) -> str | None:
+    """Why no kernel of this kind computes a problem; None if one may. kernels: what the kind is called. dtypes: what it multiplies."""
+    if conv.dtype not in dtypes:
+        return f"{kernels} multiply {' or '.join(dtypes)}, not {conv.dtype}"
     if conv.depthwise:
         return f"{kernels} multiply several channels of a group: depthwise layers have a schedule of their own"
     if not blocks_of(conv):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import H200, Gpu
+from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.legality.multistage import MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
@@ -20,7 +21,7 @@ OPERANDS = 56  # registers of a thread for addresses and for outputs in the epil
 
 def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a problem; None if one may."""
-    if (reason := boxes.unsupported_reason(conv, "persistent kernels")) is not None:
+    if (reason := boxes.unsupported_reason(conv, "persistent kernels", NATIVE)) is not None:
         return reason
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.width * conv.itemsize}"

@@ -10,6 +10,7 @@ from tvm.tirx.script import builder as T
 
 from im2win.schedules.cuda.primitives import CHUNK, Expr
 from im2win.schedules.cuda.tiles.persistent import HaloTile
+from im2win.spec.dtypes import STORED
 
 ENCODE = "runtime.cuTensorMapEncodeTiled"  # TVM's function that encodes a tensor map with the CUDA driver
 SWIZZLES = {CHUNK: 0, 64: 2, 128: 3}  # the driver's enumerators of swizzle modes by bytes of a row
@@ -36,7 +37,7 @@ class Boxes(ABC):
         self._map = tirx.Var("boxes", T.handle("tensormap").ty)
         T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
         shape = (*sizes, *(stride * conv.itemsize for stride in strides), *box, *steps)
-        T.evaluate(T.call_packed(ENCODE, self._map, conv.dtype, 4, source.data, *shape, 0, SWIZZLES[row_bytes], PROMOTED, 0))
+        T.evaluate(T.call_packed(ENCODE, self._map, STORED[conv.dtype], 4, source.data, *shape, 0, SWIZZLES[row_bytes], PROMOTED, 0))
 
     def place(self, output_tile: Expr) -> tuple[Expr, Expr, Expr]:
         """(first image, row, column) of a tile of outputs, the latter two among the tiles of an image."""

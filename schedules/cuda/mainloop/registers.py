@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.tiles.halo_tiles import StagedHaloTile
 from im2win.schedules.cuda.tiles.persistent import KIB, LANES
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
@@ -40,8 +41,12 @@ def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
 
 
 def needed(field: StagedHaloTile) -> tuple[int, int]:
-    """Registers that a consumer thread needs: (for all its accumulators, for the accumulators of one `wgmma` when its block begins)."""
-    return field.sum_registers + (OPERANDS if field.sums == 1 else ADDRESSES), field.columns // 2 + BESIDE
+    """Registers that a consumer thread needs: (for all its accumulators, for the accumulators of one `wgmma` when its block begins).
+
+    Where accumulators take only chains of products, sums that take them over need as many.
+    """
+    copies = 2 if MULTIPLIERS[field.tile.dtype].chain else 1
+    return copies * field.sum_registers + (OPERANDS if field.sums == 1 else ADDRESSES), field.columns // 2 + BESIDE
 
 
 def enough(field: StagedHaloTile, gpu: Gpu, blocks: int) -> bool:

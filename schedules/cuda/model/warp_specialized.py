@@ -12,6 +12,7 @@ import math
 
 from im2win.device.gpu import Gpu
 from im2win.packing.window_rows import row_elements
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, LAUNCH_S, SECTOR, Estimate
 from im2win.schedules.cuda.model.persistent import NARROW, STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
@@ -37,6 +38,7 @@ SENT_LATENCY = 1000  # cycles until accumulators of other blocks have arrived, a
 SENT_BYTES = 24  # bytes of accumulators that a block receives in a cycle
 SUM_BYTES = 4
 PLANES = 3  # factor on the cycles for storing outputs channels first
+CHAIN_CYCLES = 100  # cycles of a warpgroup from the last product of a chain until it adds accumulators to sums; estimated, not fitted
 SHIFT_CYCLES = 4  # cycles of a warpgroup to add one accumulator of another phase, columns shifted
 MOVE_CYCLES = 120  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 850  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
@@ -69,7 +71,11 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     stores += (field.sum_registers - outputs) * SHIFT_CYCLES * tile.groups
     if tile.sum_blocks > 1:
         stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
-    alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
+    added = _chains(tile) * copies * (CHAIN_CYCLES + field.sum_registers)  # warpgroups that multiply together add while others multiply
+    if tile.pingpong == 1:
+        alone = max(multiplied, multiplied / tile.groups + added) + stores
+    else:
+        alone = max(multiplied + added, (multiplied + added + stores) / tile.pingpong)
     moved = 0.0
     if isinstance(field, RearrangedHaloTile):
         batches = field.steps_of_eights * (tile.units // QUAD) // (TOGETHER * tile.rearrangers)
@@ -103,6 +109,12 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         occupancy=resident * tile.threads // 32,
         shared_bytes=field.shared_bytes,
     )
+
+
+def _chains(tile: WarpSpecializedTile) -> int:
+    """Chains of products between two copies of filters, after each of which sums take over the accumulators; 0 where none do."""
+    chain = MULTIPLIERS[tile.dtype].chain
+    return -(-tile.taps * (tile.units // 2) // chain) if chain else 0
 
 
 def _copy_seconds(conv: Conv2d, field: CopiedLines, gpu: Gpu) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.legality.boxes import PRODUCTS, SLABS
 from im2win.schedules.cuda.legality.warp_specialized import (
     SHARED,
@@ -20,7 +21,7 @@ from im2win.schedules.cuda.legality.warp_specialized import (
     unsupported_reason,
     violations,
 )
-from im2win.schedules.cuda.mainloop.registers import ADDRESSES, enough
+from im2win.schedules.cuda.mainloop.registers import ADDRESSES, OPERANDS, enough
 from im2win.schedules.cuda.mainloop.registers import MOST as MOST_REGISTERS
 from im2win.schedules.cuda.model.warp_specialized import estimate
 from im2win.schedules.cuda.tiles.fields import field_of, halo_tile
@@ -127,6 +128,8 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
         columns = min(columns, 2 * (MOST_REGISTERS - ADDRESSES) // (channel_phases(conv) * block_m // (M * groups)) // EIGHT * EIGHT)
     kernel = (conv.kernel[0], 1) if boxes == "window_rows" else conv.kernel
     taps = sorted({math.prod(kernel), kernel[1], 1}) if not boxes.endswith("taps") else [1]
+    if MULTIPLIERS[conv.dtype].chain:  # sums that take over accumulators
+        columns = min(columns, (MOST_REGISTERS - OPERANDS) // (block_m // (M * groups)) // EIGHT * EIGHT)
     found = [output_tiles(conv, columns, boxes=boxes)]
     found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))

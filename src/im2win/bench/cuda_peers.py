@@ -71,6 +71,8 @@ def plan_tolerance(conv: Conv2d, accuracy: Accuracy, scale: float) -> float:
     Our tolerance and the output's rounding are for one rounding of an output. Where PyTorch's operators follow, there are up to four.
     """
     out = ELEMENT_TYPES[conv.out_dtype]
+    if ELEMENT_TYPES[conv.dtype].scaled:  # whose tolerance has the output's rounding and that of sums
+        return out.epsilon + 4 * (tolerance(conv, accuracy) - out.epsilon)
     return 1.01 / scale if out.integer else 4 * max(tolerance(conv, accuracy), out.epsilon)
 
 

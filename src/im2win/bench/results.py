@@ -198,7 +198,8 @@ def arithmetic_roofs(types: str, accuracy: Collection[str], ceilings: Mapping[st
     """
     if types != "float32" or "tf32_gflops" not in ceilings:
         name = peak_name(types, ceilings)
-        narrow = {"f16_gflops": "bfloat16" if types.startswith("bfloat16") else "float16", "s8_gflops": "int8"}
+        eight = "float8" if types.startswith("float8") else "int8"  # tensor cores multiply both equally fast
+        narrow = {"f16_gflops": "bfloat16" if types.startswith("bfloat16") else "float16", "s8_gflops": eight}
         return {f"{narrow[name]} products" if name in narrow else "FMA": ceilings[name]}
     if {"tf32", "winograd"} & set(accuracy):
         return {"FMA": ceilings["fma_gflops"], "TF32 products": ceilings["tf32_gflops"]}

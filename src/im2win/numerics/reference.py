@@ -15,6 +15,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 Array = npt.NDArray[Any]
+FLOAT8_SPREAD = 100.0  # standard deviation of random float8_e4m3fn outputs, some of which exceed its range of 448
 
 
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
@@ -29,12 +30,15 @@ def typed_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Random tensors for every argument but the output, in the types of `Conv2d.dtypes`.
 
     They are normally distributed, integers with a standard deviation of 32 around the zero point; uint8 without a zero point are
-    magnitudes. Scales make the spread of the outputs about the same, so that some outputs exceed the range of int8.
+    magnitudes. Scales make the spread of the outputs about the same, so that some outputs exceed the range of int8. float8_e4m3fn tensors
+    have a standard deviation of 1, but outputs, bias and residual one of `FLOAT8_SPREAD` where outputs have this type, too.
     """
     made = {}
     for name, array in random_tensors(conv, seed).items():
         dtype, integers = conv.dtypes[name], ELEMENT_TYPES[conv.dtype].integer
-        if name == "scale":
+        if ELEMENT_TYPES[conv.dtype].scaled:
+            array = converted(array * np.float32(scaled_factor(conv, name)), dtype)
+        elif name == "scale":
             array = array / np.float32(SPREAD * math.sqrt(math.prod(conv.filter_shape[1:])))
         elif integers:
             limits = ELEMENT_TYPES[dtype].limits or (-127, 127)
@@ -43,6 +47,21 @@ def typed_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
             array = np.clip(np.abs(whole) if dtype == "uint8" and not conv.zero_point else whole, *limits)
         made[name] = array.astype(dtype, copy=False)
     return made
+
+
+def scaled_factor(conv: Conv2d, name: str) -> float:
+    """The standard deviation of a random tensor of a float8_e4m3fn layer: see `typed_tensors`."""
+    if name in ("data", "filter"):
+        return 1.0
+    spread = FLOAT8_SPREAD if ELEMENT_TYPES[conv.out_dtype].scaled else 1.0
+    return spread / math.sqrt(math.prod(conv.filter_shape[1:])) if name == "scale" else spread
+
+
+def converted(array: Array, dtype: str) -> Array:
+    """float32 values in another floating-point type: rounded to nearest even, and saturated where the type has a largest value for that."""
+    largest = ELEMENT_TYPES[dtype].largest
+    with np.errstate(over="ignore"):  # large values become infinity
+        return (np.clip(array, -largest, largest) if largest else array).astype(dtype)
 
 
 def reference(
@@ -66,6 +85,8 @@ def reference(
         for g in range(conv.groups):
             part = windows[g * channels : (g + 1) * channels].transpose(0, 3, 4, 1, 2).reshape(filters.shape[2], -1)
             y[n, g * per_group : (g + 1) * per_group] = (filters[g] @ part).reshape(per_group, out_h, out_w)
+    if scale is not None and ELEMENT_TYPES[conv.dtype].scaled:
+        return _requantised(conv, y.astype(np.float32), residual, scale, bias)
     if bias is not None:
         y += bias.astype(np.float64)[:, None, None]
     if scale is not None:
@@ -76,9 +97,11 @@ def reference(
     return activations.reference(conv.activation, y)
 
 
-def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array) -> Array:
-    """float32 [batch, out_channels, rows, columns] as values of the output's dtype, in float64."""
+def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array, bias: Array | None = None) -> Array:
+    """float32 [batch, out_channels, rows, columns] as values of the output's dtype, in float64. bias: what is added to scaled sums."""
     y = sums * scale.astype(np.float32)[:, None, None]
+    if bias is not None:
+        y = y + bias.astype(np.float32)[:, None, None]
     y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
     if residual is not None:
         y = y + residual.astype(np.float32)
@@ -86,8 +109,7 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
     if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:
         whole: Array = np.clip(np.rint(y).astype(np.float64) + conv.out_zero_point, *limits)
         return whole
-    with np.errstate(over="ignore"):  # large values become infinity
-        return y.astype(conv.out_dtype).astype(np.float64)
+    return converted(y, conv.out_dtype).astype(np.float64)
 
 
 def error(y: Array, expected: Array) -> float:

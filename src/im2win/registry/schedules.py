@@ -101,6 +101,8 @@ class Schedule:
             return "CUDA schedules have no zero points"
         if ELEMENT_TYPES[conv.out_dtype].integer and not conv.requantised and not activation_of(conv.activation).integers:
             return f"int8 sums are integers, which have no {conv.activation}"
+        if ELEMENT_TYPES[conv.dtype].scaled and conv.dtype not in self.cuda.dtypes:
+            return f"its CUDA schedule computes {', '.join(self.cuda.dtypes)}, not {conv.dtype}"
         if (reason := self.cuda.unsupported_reason(conv, accuracy)) is not None:
             return reason
         return _too_large(self.stored_bytes(conv, "cuda") // conv.itemsize)

@@ -14,7 +14,8 @@ from im2win.runtime.device_memory import allocate, overwrite, upload
 from im2win.runtime.libraries import cuda_runtime_library
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Launch, Op
-from im2win.runtime.tensors import ArgumentError, is_torch, torch_tensor, torch_values
+from im2win.runtime.tensors import ArgumentError, is_torch, kernel_view, torch_tensor, torch_values
+from im2win.spec.dtypes import ELEMENT_TYPES, STORED
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 ALIGNMENT = 16  # bytes; what the widest vector copies and TMA boxes require
@@ -28,13 +29,15 @@ class Kernels:
     Attributes:
         product: the convolution kernel.
         in_parts: the workspace holds a part of the transformed tensor at a time, and `product` itself runs the transform for each part.
+            float8_e4m3fn tensors of PyTorch are passed as int8, as which kernels take their bytes.
         transform: ``transform(input, workspace)`` writes the transformed tensor. With `in_parts` it writes all parts over each other, which
             is only useful for measuring its time. None where the kernel reads its windows from the input, or where the transformed tensor
             never leaves the kernel.
     """
 
-    def __init__(self, module: Any, made: bool) -> None:
-        self.product = module[SYMBOL]
+    def __init__(self, module: Any, made: bool, viewed: bool = False) -> None:
+        kernel = module[SYMBOL]
+        self.product = (lambda *tensors: kernel(*map(kernel_view, tensors))) if viewed else kernel
         self.in_parts = made and not module.implements_function(TRANSFORM)
         name = TRANSFORM_PARTS if self.in_parts else TRANSFORM
         self.transform = module[name] if made and module.implements_function(name) else None
@@ -66,7 +69,7 @@ class CudaOp(Op):
     def __init__(self, manifest: Manifest, library: Path) -> None:
         cuda_runtime_library()
         super().__init__(manifest, library)
-        self.kernels = Kernels(self._module, bool(manifest.made))
+        self.kernels = Kernels(self._module, bool(manifest.made), bool(ELEMENT_TYPES[manifest.conv.dtype].storage))
 
     def bind(self, w: Any, bias: Any = None, scale: Any = None) -> CudaLayer:
         """Packs filters, bias and scale once, on the device of `w`, or on the current device if `w` lies on the CPU.
@@ -122,15 +125,16 @@ class CudaLayer:
         """
         for held, array in zip(self._packed, self._pack(w, bias, scale), strict=True):
             if is_torch(held):
-                held.copy_(torch_tensor(np.ascontiguousarray(array)))
+                held.copy_(torch_tensor(_stored(array)))
             else:
-                overwrite(held, np.ascontiguousarray(array))
+                overwrite(held, _stored(array))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """The convolution of x with the bound filters, written into `out` if it is given.
 
         Args:
-            x: input of `conv.input_shape`, contiguous, on the device of the bound filters.
+            x: input of `conv.input_shape`, contiguous, on the device of the bound filters. A float8_e4m3fn tensor is one of PyTorch, or a
+                DLPack tensor of int8 with its bytes.
             residual: tensor of `conv.output_shape`; required where the problem adds one, refused elsewhere.
             out: tensor of `conv.output_shape` to write to; a new PyTorch tensor if None. It must not overlap the inputs.
 
@@ -224,10 +228,16 @@ def _current_device() -> int:
 
 def _upload(array: np.ndarray[Any, Any], device: int) -> Any:
     """A copy on a device; a PyTorch tensor if the program uses PyTorch."""
-    torch = sys.modules.get("torch")
+    torch, array = sys.modules.get("torch"), _stored(array)
     if torch is not None and torch.cuda.is_available():
-        return torch_tensor(np.ascontiguousarray(array)).to(f"cuda:{device}")
-    return upload(np.ascontiguousarray(array), tvm_ffi.device("cuda", device))
+        return torch_tensor(array).to(f"cuda:{device}")
+    return upload(array, tvm_ffi.device("cuda", device))
+
+
+def _stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, contiguous, in the type that kernels take its elements as."""
+    array = np.ascontiguousarray(array)
+    return array.view(STORED[array.dtype.name]) if array.dtype.name in STORED else array
 
 
 def _empty(count: int, dtype: str, device: int) -> Any:
@@ -282,7 +292,7 @@ def _check(name: str, value: Any, shape: tuple[int, ...], dtype: str, device: in
         if (kind, index) != (_DLPACK_CUDA, device):
             raise ArgumentError(f"`{name}` is on DLPack device {(kind, index)}; this kernel runs on {(_DLPACK_CUDA, device)}.")
         tensor = tvm_ffi.from_dlpack(value)
-        _fits(name, str(tensor.dtype), tuple(tensor.shape), shape, dtype)
+        _fits(name, str(tensor.dtype), tuple(tensor.shape), shape, STORED.get(dtype, dtype))
         contiguous = tensor.is_contiguous()
     if not contiguous:
         raise ArgumentError(f"`{name}` is not contiguous; pass a contiguous copy (channels-last data goes to a kernel of layout NHWC).")

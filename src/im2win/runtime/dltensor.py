@@ -98,7 +98,7 @@ _DELETER = _Deleter(_release)
 
 
 class Exported:
-    """A contiguous numpy array of bfloat16 for `from_dlpack`, which numpy itself does not export."""
+    """A contiguous numpy array of a type of ml_dtypes, such as bfloat16, for `from_dlpack`; numpy itself does not export it."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -109,7 +109,7 @@ class Exported:
     def __dlpack__(self, **ignored: Any) -> Any:
         """A capsule of the array, in the form of DLPack before version 1."""
         array = self._array
-        form = _form(array.shape)
+        form = _form(array.shape, array.dtype.name)
         managed = _Managed.from_buffer_copy(form)
         managed.tensor.data = array.__array_interface__["data"][0]
         address = ctypes.addressof(managed)
@@ -118,9 +118,9 @@ class Exported:
 
 
 @functools.lru_cache(maxsize=256)
-def _form(shape: tuple[int, ...]) -> Any:
-    """A `DLManagedTensor` of bfloat16 without an address: to fill in every field takes longer than a copy of it."""
-    return _Managed(_tensor(shape, _kind("bfloat16"), (1, 0)), None, _DELETER)
+def _form(shape: tuple[int, ...], dtype: str) -> Any:
+    """A `DLManagedTensor` of an element type without an address: to fill in every field takes longer than a copy of it."""
+    return _Managed(_tensor(shape, _kind(dtype), (1, 0)), None, _DELETER)
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New

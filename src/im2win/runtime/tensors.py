@@ -13,6 +13,7 @@ import tvm_ffi
 from im2win.runtime.dltensor import Exported
 
 _DLPACK_CPU = 1
+_BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8"}  # types that numpy has from ml_dtypes, and integers with their bits
 
 
 class ArgumentError(ValueError):
@@ -132,7 +133,15 @@ def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def argument(array: np.ndarray[Any, Any]) -> Any:
     """A kernel argument that shares memory with a contiguous, writable numpy array, which must live as long. numpy exports no bfloat16."""
-    return tvm_ffi.from_dlpack(Exported(array) if array.dtype.kind == "V" else array)  # of the element types only bfloat16 is not numpy's
+    return tvm_ffi.from_dlpack(Exported(array) if array.dtype.name in _BITS else array)
+
+
+def kernel_view(value: Any) -> Any:
+    """A tensor as kernels on a GPU take it: PyTorch's float8_e4m3fn as int8 with the same bytes, any other as it is."""
+    torch = _torch()
+    if torch is not None and isinstance(value, torch.Tensor) and value.dtype is torch.float8_e4m3fn:
+        return value.view(torch.int8)
+    return value
 
 
 def empty_like(value: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
@@ -155,20 +164,21 @@ def finite(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def torch_values(value: Any) -> np.ndarray[Any, Any]:
-    """The values of a PyTorch tensor on the CPU as a numpy array that shares its memory. PyTorch does not convert bfloat16 itself."""
+    """The values of a PyTorch tensor on the CPU as a numpy array that shares its memory. PyTorch does not convert `_BITS` itself."""
     value, torch = value.detach(), _torch()
-    if value.dtype is torch.bfloat16:
-        bits: np.ndarray[Any, Any] = value.view(torch.int16).numpy()
-        return bits.view("bfloat16")
+    name = str(value.dtype).removeprefix("torch.")
+    if name in _BITS:
+        bits: np.ndarray[Any, Any] = value.view(getattr(torch, _BITS[name])).numpy()
+        return bits.view(name)
     array: np.ndarray[Any, Any] = value.numpy()
     return array
 
 
 def torch_tensor(array: np.ndarray[Any, Any]) -> Any:
-    """A PyTorch tensor that shares the memory of a numpy array, which may have PyTorch's bfloat16."""
-    torch = _torch()
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    """A PyTorch tensor that shares the memory of a numpy array, which may have one of PyTorch's types in `_BITS`."""
+    torch, name = _torch(), array.dtype.name
+    if name in _BITS:
+        return torch.from_numpy(array.view(_BITS[name])).view(getattr(torch, name))
     return torch.from_numpy(array)
 
 

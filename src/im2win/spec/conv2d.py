@@ -68,6 +68,11 @@ class Conv2d:
     channel. Every operation on float32 is rounded by itself, to nearest even. `convert` converts to `out_dtype`: for int8 it rounds to
     nearest even and saturates to -128 to 127, for uint8 to 0 to 255. The filters of uint8 inputs are int8.
 
+    Products of float8_e4m3fn are summed in float32. Its layers always have a scale: that of the input times that of a channel's filters (or
+    of all), over that of the output if this is float8_e4m3fn, too:
+    ``y = convert(activation(conv(x, w) * scale + bias + float32(residual)))`` with a float32 bias. Conversion to float8_e4m3fn rounds to
+    nearest even and saturates to -448 to 448.
+
     Zero points: with `zero_point` z the convolution is ``conv(x - z, w)``, and padding adds elements that equal z, which are zeros after
     the subtraction. With `out_zero_point`, `convert` rounds, adds it, and then saturates.
 
@@ -87,15 +92,16 @@ class Conv2d:
             ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
         dilation: steps between taps: an integer or a pair (vertical, horizontal).
         groups: channels are split into this many independent convolutions; with `in_channels` groups the convolution is depthwise.
-        dtype: of x and w: float32, float16, bfloat16 or int8; or uint8 for x, with w in int8.
+        dtype: of x and w: float32, float16, bfloat16, int8 or float8_e4m3fn; or uint8 for x, with w in int8.
         layout: of x, y and residual: NCHW or NHWC.
         bias: whether the epilogue adds a number for every output channel.
         residual: whether the epilogue adds a tensor of the output's shape.
         activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error function)
             or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. int8 outputs support none
-            and relu, and so do uint8 outputs; int32 sums also relu6.
+            and relu, and so do uint8 and float8_e4m3fn outputs, whose scale is part of `scale`; int32 sums also relu6.
         out_dtype: of y and residual. The default is `dtype`, and int32 for int8 and uint8. For these it may also be int8, uint8, float16,
-            bfloat16 or float32: the outputs are then requantised.
+            bfloat16 or float32: the outputs are then requantised. For float8_e4m3fn the default is float16, and it may also be bfloat16,
+            float32 or float8_e4m3fn.
         zero_point: value of x that stands for zero; for int8 and uint8.
         out_zero_point: value of y that stands for zero; for outputs requantised to int8 or uint8.
 
@@ -191,7 +197,7 @@ class Conv2d:
         known = ELEMENT_TYPES[self.dtype].outputs
         if out_dtype is not None and out_dtype not in known:
             raise _fail("out_dtype", out_dtype, f"{'one of ' * (len(known) > 1)}{', '.join(known)} for `dtype` {self.dtype}")
-        if out_dtype in ("int8", "uint8") and not activation_of(self.activation).int8_outputs:
+        if out_dtype in ("int8", "uint8", "float8_e4m3fn") and not activation_of(self.activation).int8_outputs:
             able = " or ".join(name for name, row in ACTIVATIONS.items() if row.int8_outputs)
             raise _fail("activation", self.activation, f"{able} for `out_dtype` {out_dtype}")
         return out_dtype or known[0]
@@ -287,13 +293,13 @@ class Conv2d:
 
     @property
     def types(self) -> str:
-        """Element types as in the key: `dtype`, and `out_dtype` where it is not the default."""
+        """Element types as in the key: `dtype`, and `out_dtype` where outputs are scaled."""
         return f"{self.dtype}-out.{self.out_dtype}" if self.requantised else self.dtype
 
     @property
     def requantised(self) -> bool:
-        """Whether int32 sums are scaled to outputs of another type."""
-        return self.out_dtype != ELEMENT_TYPES[self.dtype].outputs[0]
+        """Whether sums are scaled: int32 sums to outputs of another type, and those of float8_e4m3fn always."""
+        return self.out_dtype != ELEMENT_TYPES[self.dtype].outputs[0] or ELEMENT_TYPES[self.dtype].scaled
 
     @property
     def depthwise(self) -> bool:
@@ -313,9 +319,10 @@ class Conv2d:
 
     @derived
     def dtypes(self) -> dict[str, str]:
-        """Element types of `arguments`: the bias has the type of the stored sums, the scale is float32."""
+        """Element types of `arguments`: the bias has the type of the sums, as they are stored without a scale; the scale is float32."""
         element = ELEMENT_TYPES[self.dtype]
-        known = {"data": self.dtype, "filter": element.filters or self.dtype, "bias": element.outputs[0], "scale": "float32"}
+        bias = element.sums if element.scaled else element.outputs[0]
+        known = {"data": self.dtype, "filter": element.filters or self.dtype, "bias": bias, "scale": "float32"}
         return {name: known.get(name, self.out_dtype) for name in self.arguments}
 
     def with_(self, **changes: Any) -> Conv2d:

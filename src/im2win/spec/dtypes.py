@@ -20,6 +20,9 @@ class ElementType:
         sums: the type in which products are accumulated, and of a bias.
         outputs: output types of a problem in this type, the default first; none where there are no such problems.
         filters: the type of its filters, where that is another one.
+        storage: the type of the same size that kernels take its elements as, where compilers are given their bytes; "" for its own.
+        scaled: whether its layers always scale their sums, by a float32 for every output channel, and add a bias of the type of the sums.
+        largest: the largest finite value, to which outputs saturate; 0 where larger ones become infinity.
         epsilon: from 1 to the next number; 0 for integers.
         limits: the least and the largest value of an integer type.
         short: in names of device functions.
@@ -54,6 +57,9 @@ class ElementType:
     guard: float | None = None
     twin: str = ""
     filters: str = ""
+    storage: str = ""
+    scaled: bool = False
+    largest: float = 0.0
 
     @property
     def integer(self) -> bool:
@@ -88,11 +94,17 @@ ELEMENT_TYPES: dict[str, ElementType] = {
             "uint8", 1, "int32", ("int32", "uint8", "float16", "bfloat16", "float32", "int8"), 0.0, "u8", "uint8_t", 1, 6, (0, 255),
             ceilings=("s8_gflops",), poisons=(179, 78), guard=143, filters="int8",
         ),
+        ElementType(
+            "float8_e4m3fn", 1, "float32", ("float16", "bfloat16", "float32", "float8_e4m3fn"), 2.0**-3, "e4m3", "uint8_t", 10, 12,
+            pair="two_float8", ceilings=("s8_gflops", "f16_gflops"), storage="int8", scaled=True, largest=448.0,
+        ),
         ElementType("int32", 4, "int32", (), 0.0, "s32", "int32_t", 0, 4, (-(2**31), 2**31 - 1), poisons=(-(2**31) + 12345,)),
     )
 }  # fmt: skip
 
 DTYPES: dict[str, int] = {name: row.itemsize for name, row in ELEMENT_TYPES.items() if row.outputs}
 """Bytes of an element, by the types that problems are in."""
+STORED: dict[str, str] = {name: row.storage or name for name, row in ELEMENT_TYPES.items()}
+"""The types that kernels take elements as."""
 EXCHANGED = tuple(name for name, row in ELEMENT_TYPES.items() if row.torch)
 """The types that frameworks have convolutions in."""

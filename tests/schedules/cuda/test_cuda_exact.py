@@ -18,7 +18,7 @@ from oracle import exact_tensors
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
+from im2win.schedules.cuda.arithmetic import NATIVE, PRODUCTS
 from im2win.schedules.cuda.epilogue.store import run_length
 from im2win.schedules.cuda.kernels.multistage import operand_of
 from im2win.schedules.cuda.loaders.halo_tile import chunks
@@ -29,6 +29,7 @@ from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 pytestmark = pytest.mark.usefixtures("unrestored")
 
+TYPES = ("float32", *NATIVE)  # whose products multistage kernels have
 SEEDS = (0, 1)
 
 
@@ -52,7 +53,7 @@ EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one sla
 @pytest.mark.pairwise
 @pytest.mark.parametrize("half", range(2))
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", MULTIPLIERS)
+@pytest.mark.parametrize("dtype", TYPES)
 def test_every_algorithm_and_product(dtype: str, layout: str, half: int) -> None:
     """A type has both halves of its kernels, in an ordinary run one of them in each layout."""
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
@@ -79,13 +80,13 @@ def test_transforms_of_two_halves_at_a_time() -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", MULTIPLIERS)
+@pytest.mark.parametrize("dtype", TYPES)
 def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, activation=activation)
     if dtype == "int8" and not ACTIVATIONS[activation].integers:
         assert schedule_of("direct").supports(conv, "cuda") == f"int8 sums are integers, which have no {conv.activation}"
         return
-    turn = (list(MULTIPLIERS).index(dtype) + list(ACTIVATIONS).index(activation)) % 2
+    turn = (TYPES.index(dtype) + list(ACTIVATIONS).index(activation)) % 2
     for algorithm, made in in_turn(conv)[turn::2]:  # of every type and of every activation all algorithms are lowered
         assert generated(conv, algorithm, made).launches
 

@@ -19,7 +19,7 @@ from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
+from im2win.schedules.cuda.arithmetic import NATIVE, PRODUCTS
 from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
 from im2win.schedules.cuda.kernels.multistage import shared_bytes
 from im2win.schedules.cuda.loaders.im2col_taps import unit_elements
@@ -29,6 +29,7 @@ from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.suites import SUITES
 
+TYPES = ("float32", *NATIVE)  # whose products multistage kernels have
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 FEW = Conv2d.parse("n8-c3x32x32-k64x7x7-s2-p3")
 GATHER = MultistageTile("fma", 64, 128, 32, 64, 1, 3, "uvc")
@@ -167,7 +168,7 @@ LAYERS = (
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("dtype", MULTIPLIERS)
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("key", LAYERS)
 def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     """Only halo tiles of few channels are left to CUDA cores: a slab would be mostly zeros."""
@@ -201,7 +202,7 @@ def test_every_layer_of_the_suites_has_a_tile() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.pairwise
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", MULTIPLIERS)
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("key", ["n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"])
 def test_shared_memory_is_what_the_launch_takes(key: str, dtype: str, layout: str) -> None:
     conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
@@ -254,7 +255,7 @@ def test_a_missing_field() -> None:
 def packs(draw: st.DrawFn) -> tuple[Conv2d, CudaPack]:
     groups = draw(st.sampled_from((1, 1, 2, 3)))
     kernel = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    dtype = draw(st.sampled_from(tuple(MULTIPLIERS)))
+    dtype = draw(st.sampled_from(TYPES))
     conv = Conv2d(1, groups * draw(st.integers(1, 40)), 5, 5, groups * draw(st.integers(1, 40)), kernel, groups=groups, dtype=dtype)
     form = draw(st.sampled_from(FORMS))
     run = draw(st.sampled_from((1, 2, 4, 8))) if form != "rows" else 1

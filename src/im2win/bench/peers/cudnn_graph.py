@@ -4,12 +4,13 @@ A graph is the convolution with the layer's epilogue behind it. cuDNN's heuristi
 and values of its knobs each, far more than the eight algorithms that `im2win.bench.peers.cudnn` calls by name.
 
 Sums are float32, and int32 for int8, as ours. Everything between the convolution and the output is float32. The scale of a requantised
-layer is a product with one number for each channel. So that the strongest plan is among them, a layer may have several graphs:
+layer, or of one in float8_e4m3fn, is a product with one number for each channel. So that the strongest plan is among them, a layer may have
+several graphs:
 
 - the whole layer: engines that cuDNN compiles at run time, one by one, for the fused operations;
 - the same with a copy at the end, for int8 sums without an epilogue: without it there are only engines without tensor cores;
 - the convolution alone, for a layer with an epilogue in a floating-point type: precompiled engines, and PyTorch's operators behind them, in
-  place.
+  place. PyTorch has no such operators for float8_e4m3fn outputs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from im2win.bench.peers.subject import PeerError
 from im2win.common.messages import brief
+from im2win.runtime.tensors import kernel_view
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.activations import found, torch_function
 from im2win.spec.conv2d import Conv2d
@@ -29,15 +31,17 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 
 MODES = ("A", "B", "FALLBACK")
 """cudnn.heur_mode: the model, another model that may take longer, and what runs where both list nothing."""
-TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16", "int8": "INT8", "uint8": "UINT8", "int32": "INT32"}
+TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16", "int8": "INT8", "uint8": "UINT8", "int32": "INT32",
+         "float8_e4m3fn": "FP8_E4M3"}  # fmt: skip
 """Names in cudnn.data_type."""
 WHOLE, COPIED, ALONE = "", "with a copy: ", "convolution alone: "  # graphs of a layer, in front of the names of their plans
 
 
 def unsupported(conv: Conv2d) -> str | None:
     """The reason why a layer is not written as a graph; None if it is. cuDNN may still have no plan for it."""
-    if not ELEMENT_TYPES[conv.dtype].cudnn_maths:
-        return f"`dtype` (={conv.dtype!r}) must be one of {', '.join(row.name for row in ELEMENT_TYPES.values() if row.cudnn_maths)}"
+    known = [row.name for row in ELEMENT_TYPES.values() if row.cudnn_maths or row.scaled]
+    if conv.dtype not in known:
+        return f"`dtype` (={conv.dtype!r}) must be one of {', '.join(known)}"
     if conv.zero_point or conv.out_zero_point:
         return "it has a zero point, which a graph of cuDNN has not"
     return None
@@ -150,6 +154,8 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {  # by the name of the row in im2w
 def kinds(conv: Conv2d) -> list[str]:
     """The graphs of a layer (see the module's docstring), in the order in which their plans are tried."""
     epilogue = conv.bias or conv.residual or conv.activation != "none"
+    if ELEMENT_TYPES[conv.dtype].scaled:
+        return [WHOLE] if ELEMENT_TYPES[conv.out_dtype].scaled else [WHOLE, ALONE]
     if ELEMENT_TYPES[conv.dtype].integer:
         return [WHOLE] if epilogue or conv.requantised else [WHOLE, COPIED]
     return [WHOLE, ALONE] if epilogue else [WHOLE]
@@ -204,10 +210,10 @@ def _written(writer: _Writer, conv: Conv2d, layout: str, kind: str) -> Any:
     y.set_data_type(sums)
     if kind == COPIED:
         return writer.graph.identity(y, compute_data_type=sums)
-    if conv.bias:
-        y = writer.apply("add", y, writer.input("bias", (1, conv.out_channels, 1, 1), layout, bias_dtype(conv)))
-    if conv.requantised:
-        y = writer.apply("mul", y, writer.input("scale", (1, conv.out_channels, 1, 1), layout, "float32"))
+    for name in ("scale", "bias") if element.scaled else ("bias", "scale"):
+        if name in given:
+            operation, dtype = ("add", bias_dtype(conv)) if name == "bias" else ("mul", "float32")
+            y = writer.apply(operation, y, writer.input(name, (1, conv.out_channels, 1, 1), layout, dtype))
     if conv.residual:
         y = writer.apply("add", y, writer.input("residual", whole, layout, given["residual"]))
     named = found(conv.activation)
@@ -266,7 +272,7 @@ class Layer:
         if needed > self._workspace.numel():
             self._workspace = torch.empty(needed, dtype=torch.uint8, device=self._device)
         constants = {name: torch.full((1, 1, 1, 1), value, device=self._device) for name, value in graph.constants.items()}
-        named = {**self._given, **constants, "output": self.output}
+        named = {name: kernel_view(tensor) for name, tensor in {**self._given, **constants, "output": self.output}.items()}
         pack = {tensor: named[name] for name, tensor in graph.tensors.items()}
         execute, after = graph.built.execute_plan_at_index, self._after if graph.kind == ALONE else None
 
@@ -284,6 +290,8 @@ class Layer:
     def _after(self) -> None:
         """The epilogue by PyTorch's operators, in place."""
         conv, y = self.conv, self.output
+        if conv.requantised:
+            y.mul_(self._given["scale"])
         if conv.bias:
             y.add_(self._given["bias"])
         if conv.residual:

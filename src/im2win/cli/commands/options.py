@@ -31,14 +31,16 @@ Target = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=complet
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="float32, float16, bfloat16, int8 or uint8, instead of what the suite or model says.",
-        autocompletion=completion.choices("float32", "float16", "bfloat16", "int8", "uint8"),
+        help="float32, float16, bfloat16, int8, uint8 or float8_e4m3fn, instead of what the suite or model says.",
+        autocompletion=completion.choices("float32", "float16", "bfloat16", "int8", "uint8", "float8_e4m3fn"),
     ),
 ]
 OutDtype = Annotated[
     str | None,
     typer.Option(
-        "--out-dtype", help="Of outputs of int8 and uint8: int32, or int8, uint8, float16, bfloat16 or float32, scaled by channel."
+        "--out-dtype",
+        help="Of outputs of int8 and uint8: int32, or int8, uint8, float16, bfloat16 or float32, scaled by channel. "
+        "Of float8_e4m3fn: float16, bfloat16, float32 or float8_e4m3fn, scaled by channel.",
     ),
 ]
 Layout = Annotated[

@@ -144,6 +144,12 @@ class Interface:
 
     def _formula(self) -> str:
         conv = self.conv
+        if ELEMENT_TYPES[conv.dtype].scaled:
+            sums = " + ".join(["conv(x, w) * scale", *(["bias"] if conv.bias else []), *(["residual"] if conv.residual else [])])
+            ends = f" within -{limit:g} to {limit:g}" if (limit := ELEMENT_TYPES[conv.out_dtype].largest) else ""
+            formula = sums if conv.activation == "none" else f"{conv.activation}({sums})"
+            steps = "sums and what follows in float32, each operation rounded by itself"
+            return f"{formula}, {steps}, then {conv.out_dtype}, to nearest even{ends}"
         zero = f" {'-' if conv.zero_point > 0 else '+'} {abs(conv.zero_point)}" if conv.zero_point else ""
         sums = " + ".join([f"conv(x{zero}, w)", *(["bias"] if conv.bias else [])])
         if conv.requantised:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
 Precision = Literal["float32", "float16", "bfloat16"]
-NARROW = tuple(row.name for row in ELEMENT_TYPES.values() if row.narrow)
+NARROW = tuple(row.name for row in ELEMENT_TYPES.values() if row.narrow and row.onnx)
 """The precisions in which tensors are rounded between layers; see `tensor_layouts.NarrowLayouts`."""
 _FLOAT, _CODES = 1, {10: "float16", 16: "bfloat16"}  # of onnx.TensorProto
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from im2win.common.worker_pool import MachineError, serve
-from im2win.numerics.reference import random_tensors
+from im2win.numerics.reference import random_tensors, scaled_factor
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.cuda import Kernels
 from im2win.runtime.libraries import cuda_runtime_library, load_kernel
@@ -58,10 +58,13 @@ def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
         windows = windows.reshape(len(padded), conv.groups, -1, windows.shape[-1])
         parts.append(torch.matmul(w, windows).reshape(len(padded), conv.out_channels, *conv.output_size))
     y = torch.cat(parts)
-    if conv.bias:
+    late = ELEMENT_TYPES[conv.dtype].scaled  # whether the bias is added to scaled sums
+    if conv.bias and not late:
         y += tensors["bias"].double()[:, None, None]
     if conv.requantised:
         y = y.float().mul_(tensors["scale"][:, None, None])
+    if conv.bias and late:
+        y += tensors["bias"][:, None, None]
     y = y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1).contiguous()
     if conv.residual:
         y += tensors["residual"].to(y.dtype)
@@ -76,20 +79,33 @@ def _converted(conv: Conv2d, y: Any) -> Any:
     import torch
 
     limits = ELEMENT_TYPES[conv.out_dtype].limits
-    return (y.to(getattr(torch, conv.out_dtype)) if limits is None else torch.round(y).clamp_(*limits)).double()
+    return (_cast(y, conv.out_dtype) if limits is None else torch.round(y).clamp_(*limits)).double()
+
+
+def _cast(tensor: Any, dtype: str) -> Any:
+    """Values in a floating-point type, saturated where it has a largest value for that."""
+    import torch
+
+    largest = ELEMENT_TYPES[dtype].largest
+    return (tensor.clamp(-largest, largest) if largest else tensor).to(getattr(torch, dtype))
 
 
 def device_tensors(conv: Conv2d, seed: int, device: str = "cuda") -> dict[str, Any]:
     """Normally distributed tensors for every argument but the output; for int8 problems, integers with a standard deviation of 32.
 
-    The values of `scale` make the spread of the outputs about the same, so that some outputs exceed the range of int8.
+    The values of `scale` make the spread of the outputs about the same, so that some outputs exceed the range of int8. float8_e4m3fn
+    tensors are those of `numerics.reference.typed_tensors`.
     """
     import torch
+
 
     sums = SPREAD * math.sqrt(math.prod(conv.filter_shape[1:]))
     made = {}
     for name, array in random_tensors(conv, seed).items():
         dtype, tensor = getattr(torch, conv.dtypes[name]), torch.from_numpy(array).to(device)
+        if ELEMENT_TYPES[conv.dtype].scaled:
+            made[name] = _cast(tensor * scaled_factor(conv, name), conv.dtypes[name])
+            continue
         if name == "scale":
             tensor = tensor / sums
         elif (limits := ELEMENT_TYPES[conv.dtype].limits) is not None:
@@ -135,7 +151,7 @@ class Bench(CheckedBench):
     def missing(self) -> int:
         import torch
 
-        return int(torch.isnan(self.output).sum())
+        return int(torch.isnan(self.output.float()).sum())
 
 
 class Kernel:
@@ -149,7 +165,7 @@ class Kernel:
         self.own = {"packed filter": bench.guarded(torch_tensor(packed).to(bench.device))}
         inputs["filter"] = self.own["packed filter"].tensor
         self._module = load_kernel(candidate.path)
-        self._kernels = Kernels(self._module, bool(candidate.workspace_bytes))
+        self._kernels = Kernels(self._module, bool(candidate.workspace_bytes), bool(ELEMENT_TYPES[conv.dtype].storage))
         data, count = inputs.pop("data"), candidate.workspace_bytes // conv.itemsize
         if count:
             self.own["workspace"] = bench.guarded(torch.empty(count, dtype=data.dtype, device=bench.device), given=False)
