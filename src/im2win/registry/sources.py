@@ -40,6 +40,7 @@ _GENERATORS = {
 # Of these folders, what only CPUs' kernels are made with, and what compiles a finished source to machine code. `codegen/cuda.py` takes
 # exceptions and a hash function from `codegen/llvm.py`.
 _NOT_OF = {"cpu": frozenset[str](), "cuda": frozenset({"packing/cpu_dot.py", "codegen/llvm.py", "codegen/nvrtc.py"})}
+_DEFINITIONS = ("compute/*.py",)
 _BEGIN = ("records/emission.py", "codegen/")  # which file and folder every method's kernels come from
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there are, and nothing of how one is computed
@@ -63,7 +64,7 @@ def parts(target: str, method: str) -> dict[Path, list[ast.stmt] | None]:
     Raises:
         ValueError: the registry has no row of that name.
     """
-    making = files(target)
+    making = _making(target)
     names = {path.relative_to(ROOT).as_posix() for path in making if path.suffix == ".py"}
     every = {path.relative_to(ROOT).as_posix() for path in _generators(target) if path.suffix == ".py"}
     begin = frozenset(name for name in names if name.startswith(_BEGIN))
@@ -71,6 +72,11 @@ def parts(target: str, method: str) -> dict[Path, list[ast.stmt] | None]:
     found = method_source.parts(area, method)
     folders = {path.parent for path in found}
     return {**found, **dict.fromkeys(path for path in making if path.suffix != ".py" and path.parent in folders)}
+
+
+def _making(target: str) -> list[Path]:
+    """The files that are searched for what makes a method's kernels; a row's definition may be used on either target."""
+    return sorted({*files(target), *_found(_DEFINITIONS)})
 
 
 def choice_files(target: str) -> list[Path]:
@@ -121,7 +127,7 @@ def is_current(target: str, method: str, digest: str) -> bool:
 @functools.cache
 def target_digest(target: str) -> str:
     """Digest of what the generator's files of a target execute, whatever the method."""
-    return _executed(files(target))
+    return _executed(_making(target))
 
 
 @functools.cache
