@@ -129,15 +129,20 @@ def added(conv: Conv2d, unit: Array, out: Step, residual: Step, own: Step | None
         The problem and its float32 scales; None if no `Conv2d` computes that.
     """
     activation = _left_of(conv.activation, out.step, out.zero, out.dtype)
+    scale = scales_of_sum(unit, out, residual, own)
+    if activation is None or residual.dtype != out.dtype or not np.isfinite(scale).all():
+        return None
+    return conv.with_(out_dtype=out.dtype, out_zero_point=out.zero, activation=activation, own_steps=True), scale
+
+
+def scales_of_sum(unit: Array, out: Step, residual: Step, own: Step | None = None) -> Array:
+    """The scales of `added`, with the numbers that follow them."""
     step, low, high = out.step / _FINE, -_UNLIMITED, _UNLIMITED
     if own is not None:
         step, (low, high) = own.step, (float(limit - own.zero) for limit in own.limits)
     ratio = np.float32(residual.step) / np.float32(out.step)
     numbers = [low, high, np.float32(step) / np.float32(out.step), ratio, -residual.zero * ratio]
-    scale = np.concatenate([unit / np.float32(step), np.array(numbers)]).astype(np.float32)
-    if activation is None or residual.dtype != out.dtype or not np.isfinite(scale).all():
-        return None
-    return conv.with_(out_dtype=out.dtype, out_zero_point=out.zero, activation=activation, own_steps=True), scale
+    return np.concatenate([unit / np.float32(step), np.array(numbers)]).astype(np.float32)
 
 
 def _left_of(word: str, step: float, zero: int, dtype: str) -> str | None:
