@@ -13,6 +13,7 @@ activated, limited, rounded. Sums of bfloat16 and float16 are float32, and what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
@@ -52,11 +53,27 @@ def scaled(total: Expr, scale: Expr, lanes: int) -> Expr:
     return tirx.call_llvm_pure_intrin(dtype, "llvm.arithmetic.fence", total.astype(dtype) * scale)
 
 
+def summed(value: Expr, residual: Expr, numbers: Sequence[Expr], lanes: int) -> Expr:
+    """A vector of scaled sums as integers in their own limits, plus the residual, in the steps of the output; see `Conv2d.own_steps`.
+
+    Args:
+        numbers: low, high, a, b and c as vectors.
+    """
+    dtype = f"float32x{lanes}" if lanes > 1 else "float32"
+    low, high, a, b, c = numbers
+
+    def fenced(product: Expr) -> Expr:
+        return tirx.call_llvm_pure_intrin(dtype, "llvm.arithmetic.fence", product)
+
+    whole = tirx.max(low, tirx.min(high, tirx.nearbyint(value)))
+    return fenced(whole * a) + (fenced(residual.astype(dtype) * b) + c)
+
+
 def finished(conv: Conv2d, value: Expr, residual: Expr | None) -> Expr:
     """An output, of type `conv.out_dtype`.
 
     Args:
-        value: a sum with offset and bias, and scaled if outputs are requantised. residual: of type `conv.out_dtype`.
+        value: a sum with offset and bias, and scaled if outputs are requantised. residual: of type `conv.out_dtype`; None if value has it.
     """
     if ELEMENT_TYPES[conv.dtype].integer and not conv.requantised:
         value = value if residual is None else value + residual

@@ -25,7 +25,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.compute.dot_product import activated, bits_widened, finished, limited, scaled
+from im2win.compute.dot_product import activated, bits_widened, finished, limited, scaled, summed
 from im2win.schedules.cpu_dot import vectors
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import (
@@ -43,7 +43,7 @@ from im2win.schedules.cpu_dot.product import PERMISSION, Product, configure, rel
 from im2win.schedules.cpu_dot.stage import Copy
 from im2win.schedules.cpu_dot.tile import DotTile
 from im2win.schedules.cpu_dot.vectors import clamped, load
-from im2win.spec.conv2d import Conv2d
+from im2win.spec.conv2d import STEP_NUMBERS, Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 Expr = Any
@@ -83,7 +83,7 @@ class _Kernel:
         """The function over the tensors of `conv.arguments`."""
         conv = self.conv
         shapes = {
-            "data": conv.input_shape, "filter": self.pack.shape(conv), "bias": (conv.out_channels,), "scale": (conv.out_channels,),
+            "data": conv.input_shape, "filter": self.pack.shape(conv), "bias": (conv.out_channels,), "scale": (conv.scales,),
             "residual": conv.output_shape, "output": conv.output_shape,
         }  # fmt: skip
         with IRBuilder() as builder, T.prim_func(s_tir=False):
@@ -198,16 +198,16 @@ class _Kernel:
         conv, tensors = self.conv, self.tensors
         if width == PACKED:
             firsts = range(0, width, AVX512_LANES)
-            quarters = [self._whole(at + first, self._scaled(AVX512_LANES, sums + first, number)) for first in firsts]
+            quarters = [self._whole(at + first, self._scaled(AVX512_LANES, at + first, sums + first, number)) for first in firsts]
             vectors.store(tensors["output"], at, packed(quarters, conv.out_dtype), width)
             return
-        values = self._scaled(width, sums, number)
+        values = self._scaled(width, at, sums, number)
         if width == AVX512_LANES and self._converts:
             self._convert(at, values)
             return
 
         def value(lane: Expr) -> Expr:
-            return finished(conv, values[lane], tensors["residual"][at + lane] if conv.residual else None)
+            return finished(conv, values[lane], tensors["residual"][at + lane] if self._adds else None)
 
         if width == 1:
             T.buffer_store(tensors["output"], value(tirx.const(0, "int32")), [at])
@@ -215,7 +215,12 @@ class _Kernel:
         with T.vectorized(width) as lane:
             T.buffer_store(tensors["output"], value(lane), [at + lane])
 
-    def _scaled(self, width: int, sums: Expr, number: Callable[[str], Expr]) -> Any:
+    @property
+    def _adds(self) -> bool:
+        """Whether the residual is added to what `_scaled` stores; else that has it already, if there is one."""
+        return self.conv.residual and not self.conv.own_steps
+
+    def _scaled(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr]) -> Any:
         """A buffer of `width` sums with offset and bias, and scaled if outputs are requantised; arguments as for `_finish`."""
         conv = self.conv
         total = load(self.held, sums, width)
@@ -225,6 +230,9 @@ class _Kernel:
             total = total + number("bias")
         if conv.requantised:
             total = scaled(total, number("scale"), width)
+        if conv.own_steps:
+            steps = [vectors.splat(self.tensors["scale"][conv.out_channels + place], width) for place in range(STEP_NUMBERS)]
+            total = summed(total, load(self.tensors["residual"], at, width), steps, width)
         values = T.alloc_buffer((width,), "float32" if conv.requantised else self.sums, scope="local")
         vectors.store(values, 0, total, width)
         return values
@@ -248,7 +256,7 @@ class _Kernel:
         conv, lanes = self.conv, AVX512_LANES
         ready = T.alloc_buffer((lanes,), "float32", scope="local")
         with T.vectorized(lanes) as lane:
-            residual = self.tensors["residual"][at + lane] if conv.residual else None
+            residual = self.tensors["residual"][at + lane] if self._adds else None
             T.buffer_store(ready, limited(conv, activated(conv, values[lane], residual)), [lane])
         return load(ready, 0, lanes)
 

@@ -25,6 +25,7 @@ ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, half 
 AHEAD = 200.0  # cycles by which a core is ahead with the next register tile of AMX tiles while products wait for sums
 EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
+STEPPED = 4.0  # more for residuals in their own steps, counted from the instructions
 PIECE = 3.0  # cycles of each further piece of a row's outputs
 COPIED = 2.0  # cycles of 64 copied bytes
 SCATTERED = 4.0  # cycles of a pixel that is copied by itself
@@ -108,7 +109,7 @@ def _rows(rows: int) -> float:
 
 def _written(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
     """Cycles of the epilogue of a channel block."""
-    each = WRITTEN[conv.out_dtype] + conv.residual + (conv.activation not in ("none", "relu")) * 6.0
+    each = WRITTEN[conv.out_dtype] + conv.residual + STEPPED * conv.own_steps + (conv.activation not in ("none", "relu")) * 6.0
     windows = tile.row_block * conv.output_size[1]
     if tile.axis != "windows":
         return windows * (tile.vectors * each + 2.0)

@@ -102,6 +102,8 @@ KINDS = [
     ("int8", {}), ("uint8", {"zero_point": 131, "activation": "relu"}), ("bfloat16", {}), ("float16", {}),
     ("int8", {"out_dtype": "int8", "zero_point": -7, "out_zero_point": 5}),
     ("uint8", {"out_dtype": "uint8", "zero_point": 128, "out_zero_point": 3}), ("int8", {"out_dtype": "float16"}),
+    ("uint8", {"out_dtype": "uint8", "zero_point": 3, "out_zero_point": 4, "residual": True, "own_steps": True, "activation": "relu"}),
+    ("int8", {"out_dtype": "int8", "residual": True, "own_steps": True, "activation": "none"}),
     ("int8", {"out_dtype": "bfloat16"}), ("uint8", {"out_dtype": "float32"}),
 ]  # fmt: skip
 
@@ -155,11 +157,13 @@ def random_problem(draw: random.Random) -> Conv2d:
             return draw.randint(0, 255) if kind == "uint8" else draw.randint(-128, 127)
 
         with_zeros = ELEMENT_TYPES[dtype].integer and draw.random() < 0.5
+        residual = draw.random() < 0.3
         try:
             return Conv2d(
                 draw.choice([1, 2]), channels, draw.randint(1, 20), draw.randint(1, 40), filters, kernel, stride=sides(3),
                 padding=[draw.randint(0, kernel[side % 2]) for side in range(4)] if draw.random() < 0.6 else 0, dilation=sides(2),
-                groups=groups, dtype=dtype, layout=draw.choice(["NCHW", "NHWC"]), bias=draw.random() < 0.5, residual=draw.random() < 0.3,
+                groups=groups, dtype=dtype, layout=draw.choice(["NCHW", "NHWC"]), bias=draw.random() < 0.5, residual=residual,
+                own_steps=residual and narrow and draw.random() < 0.5,
                 activation=draw.choice(["none", "relu"] if narrow else ["none", "relu", "relu6"]), out_dtype=out,
                 zero_point=zero(dtype) if with_zeros else 0, out_zero_point=zero(out) if narrow and draw.random() < 0.5 else 0,
             )  # fmt: skip
@@ -343,6 +347,28 @@ def test_refused_machines_and_problems() -> None:
     assert schedule_of("direct/tiled").supports(conv.with_(dtype="uint8"), "cuda") == "CUDA schedules have no uint8"
     assert schedule_of("direct/tiled").supports(conv.with_(zero_point=3), "cuda") == "CUDA schedules have no zero points"
     assert ROW.supports(conv.with_(activation="silu")) == "int8 sums are integers, which have no silu"
+    stepped = conv.with_(out_dtype="int8", residual=True, own_steps=True)
+    assert schedule_of("direct/tiled").supports(stepped, "cuda") == "CUDA schedules add residuals in the steps of the output"
+
+
+def test_residuals_in_steps_of_their_own() -> None:
+    """The key, the number of scales, and which problems have such residuals."""
+    key = "n1-c8x5x5-k6x1x1-uint8-out.int8-addsteps-relu"
+    conv = Conv2d.parse(key)
+    assert (str(conv), conv.residual, conv.own_steps, conv.scales) == (key, True, True, 11)
+    assert conv.with_(own_steps=False) == Conv2d.parse(key.replace("addsteps", "add")) and conv.with_(own_steps=False).scales == 6
+    assert not conv.with_(out_dtype="float32").own_steps and not conv.with_(residual=False).own_steps
+    for changes in ({"residual": False}, {"out_dtype": "float32"}, {"out_dtype": "int32"}, {"dtype": "float32", "out_dtype": "float32"}):
+        with pytest.raises(ConvError, match=r"`own_steps` \(=True\) must be False unless `residual` is True and outputs are requantised"):
+            conv.with_(**{**changes, "own_steps": True})
+    with pytest.raises(ConvError, match="names `residual` twice"):
+        Conv2d.parse(key.replace("addsteps", "add-addsteps"))
+    with pytest.raises(ConvError, match="True or False"):
+        conv.with_(own_steps=1)
+    op = build_tile(conv, *default_tile(conv, NAME, host()), host())
+    tensors = dot_tensors(conv)
+    with pytest.raises(ArgumentError, match="scale"):
+        op.bind(tensors["filter"], scale=tensors["scale"][:6])
 
 
 def test_packing() -> None:

@@ -56,15 +56,28 @@ def oracle(
     if bias is not None and not late:
         sums += np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
     if scale is not None:
-        sums = np.multiply(sums.astype(np.float32), np.asarray(scale, np.float32).reshape(1, -1, 1, 1), dtype=np.float32)
+        channels = np.asarray(scale, np.float32)[: conv.out_channels].reshape(1, -1, 1, 1)
+        sums = np.multiply(sums.astype(np.float32), channels, dtype=np.float32)
     if bias is not None and late:
         sums = np.add(sums, np.asarray(bias, np.float32).reshape(1, -1, 1, 1), dtype=np.float32)
     if conv.layout == "NHWC":
         sums = np.moveaxis(sums, 1, 3)
-    if residual is not None:
+    if residual is not None and conv.own_steps:
+        sums = _in_steps(sums, residual, np.asarray(scale, np.float32)[conv.out_channels :])
+    elif residual is not None:
         sums = np.add(sums, np.asarray(residual, sums.dtype), dtype=sums.dtype)
     y = activated(conv.activation, sums)
     return y if scale is None else _converted(y, conv.out_dtype, conv.out_zero_point)
+
+
+def _in_steps(sums: Array, residual: Array, numbers: Array) -> Array:
+    """A convolution and a residual with quantisation steps of their own, in those of the output."""
+    low, high, a, b, c = numbers
+    lower, rest = np.floor(sums), sums - np.floor(sums)
+    whole = lower + ((rest > 0.5) | ((rest == 0.5) & (lower % 2 != 0)))
+    inside = np.where(whole < low, low, np.where(whole > high, high, whole)).astype(np.float32)
+    other = np.add(np.multiply(residual, b, dtype=np.float32), c, dtype=np.float32)
+    return np.add(np.multiply(inside, a, dtype=np.float32), other, dtype=np.float32)
 
 
 def _converted(y: Array, dtype: str, zero_point: int) -> Array:
@@ -101,8 +114,10 @@ def activated(word: str, y: Array) -> Array:
 
 
 def _shapes(conv: Conv2d) -> dict[str, tuple[int, ...]]:
-    channels = (conv.out_channels,)
-    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": channels, "scale": channels, "residual": conv.output_shape}
+    shapes = {
+        "data": conv.input_shape, "filter": conv.filter_shape, "bias": (conv.out_channels,), "scale": (conv.scales,),
+        "residual": conv.output_shape,
+    }  # fmt: skip
     return {name: shapes[name] for name in conv.arguments[:-1]}
 
 

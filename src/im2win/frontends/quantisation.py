@@ -21,6 +21,8 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 _MOST_BIAS = 2**30  # leaves room for the sums in int32
+_FINE = 256  # parts of an output's step, to which a convolution is rounded that no step of its own is stated for
+_UNLIMITED = 3e38
 Array = npt.NDArray[Any]
 
 
@@ -97,6 +99,50 @@ def requantised(conv: Conv2d, unit: Array, step: float, zero: int, dtype: str, b
     if activation is None or not limits[0] <= zero <= limits[1] or not np.isfinite(scale).all():
         return None
     return conv.with_(out_dtype=dtype, out_zero_point=zero, activation=activation), scale
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one tensor is quantised: ``real = step * (integer - zero)``."""
+
+    step: float
+    zero: int
+    dtype: str
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the largest integer."""
+        found = ELEMENT_TYPES[self.dtype].limits
+        assert found is not None, self.dtype
+        return found
+
+
+def added(conv: Conv2d, unit: Array, out: Step, residual: Step, own: Step | None = None) -> tuple[Conv2d, Array] | None:
+    """A convolution of integers plus a residual with quantisation steps of its own (`Conv2d.own_steps`), quantised in those of the output.
+
+    Args:
+        conv: with integer operands, a residual, and the activation behind the addition.
+        unit: see `unit_of`.
+        own: the steps that the convolution itself is quantised in before the addition; None if it is added as it is.
+
+    Returns:
+        The problem and its float32 scales; None if no `Conv2d` computes that.
+    """
+    activation = _left_of(conv.activation, out.step, out.zero, out.dtype)
+    scale = scales_of_sum(unit, out, residual, own)
+    if activation is None or residual.dtype != out.dtype or not np.isfinite(scale).all():
+        return None
+    return conv.with_(out_dtype=out.dtype, out_zero_point=out.zero, activation=activation, own_steps=True), scale
+
+
+def scales_of_sum(unit: Array, out: Step, residual: Step, own: Step | None = None) -> Array:
+    """The scales of `added`, with the numbers that follow them."""
+    step, low, high = out.step / _FINE, -_UNLIMITED, _UNLIMITED
+    if own is not None:
+        step, (low, high) = own.step, (float(limit - own.zero) for limit in own.limits)
+    ratio = np.float32(residual.step) / np.float32(out.step)
+    numbers = [low, high, np.float32(step) / np.float32(out.step), ratio, -residual.zero * ratio]
+    return np.concatenate([unit / np.float32(step), np.array(numbers)]).astype(np.float32)
 
 
 def _left_of(word: str, step: float, zero: int, dtype: str) -> str | None:

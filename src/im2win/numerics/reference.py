@@ -21,8 +21,10 @@ FLOAT8_SPREAD = 100.0  # standard deviation of random float8_e4m3fn outputs, som
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Normally distributed float32 tensors for every argument of a problem but its output, by name (see `Conv2d.arguments`)."""
     rng = np.random.default_rng(seed)
-    channels = (conv.out_channels,)
-    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": channels, "scale": channels, "residual": conv.output_shape}
+    shapes = {
+        "data": conv.input_shape, "filter": conv.filter_shape, "bias": (conv.out_channels,), "scale": (conv.scales,),
+        "residual": conv.output_shape,
+    }  # fmt: skip
     return {name: rng.standard_normal(shapes[name], dtype=np.float32) for name in conv.arguments[:-1]}
 
 
@@ -40,6 +42,7 @@ def typed_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
             array = converted(array * np.float32(scaled_factor(conv, name)), dtype)
         elif name == "scale":
             array = array / np.float32(SPREAD * math.sqrt(math.prod(conv.filter_shape[1:])))
+            array[conv.out_channels :] = step_numbers(conv)
         elif integers:
             limits = ELEMENT_TYPES[dtype].limits or (-127, 127)
             whole = np.rint(array * np.float32(SPREAD))
@@ -62,6 +65,11 @@ def converted(array: Array, dtype: str) -> Array:
     largest = ELEMENT_TYPES[dtype].largest
     with np.errstate(over="ignore"):  # large values become infinity
         return (np.clip(array, -largest, largest) if largest else array).astype(dtype)
+
+
+def step_numbers(conv: Conv2d) -> Array:
+    """Numbers for `Conv2d.own_steps`, with which some sums lie in the middle between two outputs; none for other problems."""
+    return np.array([-125, 130, 0.8125, 0.4375, -1.75][: conv.scales - conv.out_channels], np.float32)
 
 
 def reference(
@@ -99,11 +107,14 @@ def reference(
 
 def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array, bias: Array | None = None) -> Array:
     """float32 [batch, out_channels, rows, columns] as values of the output's dtype, in float64. bias: what is added to scaled sums."""
-    y = sums * scale.astype(np.float32)[:, None, None]
+    y = sums * scale.astype(np.float32)[: conv.out_channels, None, None]
     if bias is not None:
         y = y + bias.astype(np.float32)[:, None, None]
     y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
-    if residual is not None:
+    if residual is not None and conv.own_steps:
+        low, high, a, b, c = scale.astype(np.float32)[conv.out_channels :]
+        y = np.clip(np.rint(y), low, high) * a + (residual.astype(np.float32) * b + c)
+    elif residual is not None:
         y = y + residual.astype(np.float32)
     y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
     if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:

@@ -99,6 +99,8 @@ class Schedule:
             return "CUDA schedules have no uint8"
         if conv.zero_point or conv.out_zero_point:
             return "CUDA schedules have no zero points"
+        if conv.own_steps:
+            return "CUDA schedules add residuals in the steps of the output"
         if ELEMENT_TYPES[conv.out_dtype].integer and not conv.requantised and not activation_of(conv.activation).integers:
             return f"int8 sums are integers, which have no {conv.activation}"
         if ELEMENT_TYPES[conv.dtype].scaled and conv.dtype not in self.cuda.dtypes:

@@ -176,7 +176,7 @@ class Layer:
         if conv.bias:
             packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), dtypes["bias"])))
         if conv.requantised:
-            packed.append(finite("scale", as_numpy("scale", scale, (conv.out_channels,), dtypes["scale"])))
+            packed.append(finite("scale", as_numpy("scale", scale, (conv.scales,), dtypes["scale"])))
         return packed
 
     def rebind(self, w: Any, bias: Any = None, scale: Any = None) -> None:

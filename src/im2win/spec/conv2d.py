@@ -18,6 +18,7 @@ Padding = int | Sequence[int] | Literal["same", "valid"]
 
 LAYOUTS = ("NCHW", "NHWC")
 MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
+STEP_NUMBERS = 5  # low, high, a, b, c of `Conv2d.own_steps`
 
 _RULE = "Conv2d: `{name}` (={value!r}) must be {rule}."
 
@@ -73,12 +74,16 @@ class Conv2d:
     ``y = convert(activation(conv(x, w) * scale + bias + float32(residual)))`` with a float32 bias. Conversion to float8_e4m3fn rounds to
     nearest even and saturates to -448 to 448.
 
+    With `own_steps` the convolution and the residual are quantised in steps of their own, and their sum in a third one:
+    ``y = convert(activation(limit(round(float32(conv(x, w) + bias) * scale)) * a + (float32(residual) * b + c)))``, where round is to
+    nearest even and limit to `low` and `high`. These five float32 numbers, low, high, a, b, c, follow the scales of the channels.
+
     Zero points: with `zero_point` z the convolution is ``conv(x - z, w)``, and padding adds elements that equal z, which are zeros after
     the subtraction. With `out_zero_point`, `convert` rounds, adds it, and then saturates.
 
     Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC); w is always
-    ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale are ``[out_channels]``; residual and y have `output_shape`.
-    `dtypes` gives their element types.
+    ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale are ``[out_channels]``, scale with `own_steps`
+    ``[out_channels + 5]``; residual and y have `output_shape`. `dtypes` gives their element types.
 
     Args:
         batch: images; this and all other sizes are at least 1.
@@ -104,6 +109,7 @@ class Conv2d:
             float32 or float8_e4m3fn.
         zero_point: value of x that stands for zero; for int8 and uint8.
         out_zero_point: value of y that stands for zero; for outputs requantised to int8 or uint8.
+        own_steps: whether the residual has other quantisation steps than y; for a residual and outputs requantised to int8 or uint8.
 
     Raises:
         ConvError: a message that names the argument, its value and the rule.
@@ -127,6 +133,7 @@ class Conv2d:
     out_dtype: str
     zero_point: int = 0
     out_zero_point: int = 0
+    own_steps: bool = False
 
     def __init__(
         self,
@@ -148,6 +155,7 @@ class Conv2d:
         out_dtype: str | None = None,
         zero_point: int = 0,
         out_zero_point: int = 0,
+        own_steps: bool = False,
     ) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
@@ -162,7 +170,7 @@ class Conv2d:
             if value not in allowed:
                 raise _fail(name, value, "one of " + ", ".join(allowed))
             put(name, value)
-        for name, flag in (("bias", bias), ("residual", residual)):
+        for name, flag in (("bias", bias), ("residual", residual), ("own_steps", own_steps)):
             if not isinstance(flag, bool):
                 raise _fail(name, flag, "True or False")
             put(name, flag)
@@ -217,6 +225,8 @@ class Conv2d:
         for name in ("in_channels", "out_channels"):
             if getattr(self, name) % self.groups:
                 raise ConvError(f"Conv2d: `groups` (={self.groups}) must divide `{name}` (={getattr(self, name)}).")
+        if self.own_steps and not (self.residual and self.requantised and self.out_dtype in ("int8", "uint8")):
+            raise _fail("own_steps", True, "False unless `residual` is True and outputs are requantised to int8 or uint8")
         for axis, name in enumerate(("height", "width")):
             padded, window = self.padded_size[axis], self.window[axis]
             if window > padded:
@@ -264,6 +274,11 @@ class Conv2d:
     def filter_shape(self) -> tuple[int, int, int, int]:
         """Shape of w: [out_channels, in_channels / groups, kernel_h, kernel_w] in every layout."""
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    @property
+    def scales(self) -> int:
+        """Number of elements of scale: one for each output channel, and with `own_steps` five more."""
+        return self.out_channels + STEP_NUMBERS * self.own_steps
 
     @derived
     def flops(self) -> int:
@@ -332,6 +347,9 @@ class Conv2d:
             changes.setdefault("zero_point", 0)
         if changes.get("out_dtype", self.out_dtype) != self.out_dtype:
             changes.setdefault("out_zero_point", 0)
+            changes.setdefault("own_steps", False)
+        if not changes.get("residual", self.residual):
+            changes.setdefault("own_steps", False)
         try:
             return _changed(self, tuple((name, type(value), value) for name, value in changes.items()))  # True is not 1
         except TypeError:  # an unhashable value, such as a list
@@ -366,7 +384,8 @@ class Conv2d:
         zeros = (("zero", self.zero_point), ("outzero", self.out_zero_point))
         parts += [f"{name}{'m' * (value < 0)}{abs(value)}" for name, value in zeros if value]
         parts += [self.layout] if self.layout != "NCHW" else []
-        parts += [word for word, on in (("bias", self.bias), ("add", self.residual)) if on]
+        words = (("bias", self.bias), ("add", self.residual and not self.own_steps), ("addsteps", self.own_steps))
+        parts += [word for word, on in words if on]
         parts += [self.activation] if self.activation != "none" else []
         return "-".join(parts)
 
@@ -386,6 +405,8 @@ class Conv2d:
             if name in options:
                 raise ConvError(f"Conv2d.parse: key {key!r} names `{name}` twice.")
             options[name] = value
+            if word == "addsteps":
+                options["own_steps"] = True
         return cls(batch, channels, height, width, filters, (kernel_h, kernel_w), **options)
 
     @staticmethod
@@ -403,8 +424,8 @@ class Conv2d:
             return "out_dtype", word.removeprefix("out.")
         if zero := re.fullmatch(r"(out)?zero(m?)(\d+)", word):
             return f"{'out_' if zero[1] else ''}zero_point", int(zero[3]) * (-1 if zero[2] else 1)
-        if word in ("bias", "add"):
-            return {"bias": "bias", "add": "residual"}[word], True
+        if word in ("bias", "add", "addsteps"):
+            return "bias" if word == "bias" else "residual", True
         raise ConvError(f"Conv2d.parse: key {key!r} has the unknown part {word!r}.")
 
 

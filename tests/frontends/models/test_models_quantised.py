@@ -97,13 +97,58 @@ def test_activations_before_quantisation(model: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("scale", "zero", "expected"),
     [(1.0, 0, "uint8-out.uint8-zero5-outzero3-bias-add"), (1.0, 2, "uint8-out.uint8-zero5-outzero1-bias-add"),
-     (1.0, 9, "uint8-out.float32-zero5-bias-add"), (0.5, 0, "uint8-out.float32-zero5-bias-add")],
+     (1.0, 9, "uint8-out.uint8-zero5-outzero3-bias-addsteps"), (0.5, 0, "uint8-out.uint8-zero5-outzero3-bias-addsteps")],
 )  # fmt: skip
 def test_residuals(scale: float, zero: int, expected: str) -> None:
     behind = [node("Slice", "x from to axis", "s"), node("Concat", "x s", "c2", axis=1), *RESIDUAL]
     constants = {"from": [0], "to": [2], "axis": [1], "sr": np.float32(scale), "zr": U8(zero)}
     made = check(layer(behind, constants), exact=False)
     assert keys(made) == [f"n1-c4x6x7-k6x3x3-p1-{expected}"]
+
+
+OWN = [node("QuantizeLinear", "c sc zc", "cq"), node("DequantizeLinear", "cq sc zc", "cr"), *RESIDUAL[:2]]
+WIDER = [node("Slice", "x from to axis", "s"), node("Concat", "x s", "c2", axis=1)]
+
+
+@pytest.mark.parametrize(
+    ("behind", "zc", "zr", "zy", "expected"),
+    [
+        ([node("Add", "cr r", "v")], U8(9), U8(3), U8(100), "uint8-out.uint8-zero5-outzero100-bias-addsteps"),
+        ([node("Add", "r cr", "a"), node("Relu", "a", "v")], S8(-9), U8(0), U8(0), "uint8-out.uint8-zero5-bias-addsteps"),
+        ([node("Add", "r cr", "a"), node("Relu", "a", "v")], U8(128), S8(7), S8(5), "uint8-out.int8-zero5-outzero5-bias-addsteps-relu"),
+        ([node("Add", "cr r", "v")], U8(9), S8(3), U8(100), "uint8-out.uint8-zero5-outzero9-bias"),
+        ([node("Add", "cr cr", "v")], U8(9), U8(3), U8(100), "uint8-out.uint8-zero5-outzero9-bias"),
+        ([node("Mul", "cr r", "v")], U8(9), U8(3), U8(100), "uint8-out.uint8-zero5-outzero9-bias"),
+    ],
+    ids=["plain", "relu", "int8", "other-type", "itself", "product"],
+)  # fmt: skip
+def test_additions_of_tensors_with_steps_of_their_own(behind: list[Any], zc: Any, zr: Any, zy: Any, expected: str) -> None:
+    """A convolution that saturates in its own steps before the addition, as its QuantizeLinear does; scales are powers of two."""
+    constants = {
+        "from": [0], "to": [2], "axis": [1], "sc": np.float32(0.125), "zc": zc, "sr": np.float32(0.5), "zr": zr,
+    }  # fmt: skip
+    made = check(layer([*WIDER, *OWN, *behind], constants, sy=0.25, zy=zy))
+    assert keys(made) == [f"n1-c4x6x7-k6x3x3-p1-{expected}"]
+
+
+@pytest.mark.parametrize("last", ["c d", "d c"])
+def test_two_convolutions_meet_in_an_addition(last: str) -> None:
+    """The later one adds what the earlier one wrote."""
+    random = np.random.default_rng(3)
+    weights = {
+        "one": np.float32(1), "zx": U8(5), "w": random.integers(-4, 4, (6, 4, 3, 3)).astype(S8),
+        "v": random.integers(-4, 4, (6, 4, 1, 1)).astype(S8), "half": np.float32(0.5), "zw": S8(0), "zy": U8(128),
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", "x one zx", "xq"), node("DequantizeLinear", "xq one zx", "xr"), node("DequantizeLinear", "w half zw", "wr"),
+        node("DequantizeLinear", "v half zw", "vr"), node("Conv", "xr wr", "a", pads=[1] * 4), node("QuantizeLinear", "a half zx", "aq"),
+        node("DequantizeLinear", "aq half zx", "c"), node("Conv", "xr vr", "b"), node("QuantizeLinear", "b one zy", "bq"),
+        node("DequantizeLinear", "bq one zy", "d"), node("Add", last, "e"), node("QuantizeLinear", "e half zy", "q"),
+        node("DequantizeLinear", "q half zy", "y"),
+    ]  # fmt: skip
+    made = check(graph(nodes, {"x": (1, 4, 6, 7)}, weights))
+    first, second = "n1-c4x6x7-k6x3x3-p1-uint8-out.uint8-zero5-outzero5", "n1-c4x6x7-k6x1x1-uint8-out.uint8-zero5-outzero128-addsteps"
+    assert keys(made) == [first, second]
 
 
 def test_a_computed_filter_and_others_are_computed_as_onnx_says() -> None:

@@ -163,7 +163,7 @@ def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], 
     data, (conv, pack) = conv.input_shape, packed(conv, pack)
     bias = (conv.out_channels,) if isinstance(pack, DotPack) else (pack.blocks(conv), pack.block)
     shapes = {
-        "data": data, "filter": pack.shape(conv), "bias": bias, "scale": (conv.out_channels,), "residual": conv.output_shape,
+        "data": data, "filter": pack.shape(conv), "bias": bias, "scale": (conv.scales,), "residual": conv.output_shape,
         "output": conv.output_shape,
     }  # fmt: skip
     elements = {name: math.prod(shape) for name, shape in shapes.items()} | {"bias": conv.out_channels}

@@ -122,7 +122,8 @@ class Interface:
 
     def _calling(self) -> list[str]:
         conv = self.conv
-        epilogue = [f"{name} [{conv.out_channels}]" for name in ("bias", "scale") if name in self.tensors]
+        sizes = {"bias": conv.out_channels, "scale": conv.scales}
+        epilogue = [f"{name} [{size}]" for name, size in sizes.items() if name in self.tensors]
         epilogue += ["residual like y"] if conv.residual else []
         shapes = f"x {list(conv.input_shape)} and y {list(conv.output_shape)} are {conv.layout}, dense"
         bits = "".join(f"; {name} as its bits" for name in ELEMENT_TYPES if name in conv.dtypes.values() and ELEMENT_TYPES[name].narrow)
@@ -154,14 +155,18 @@ class Interface:
         sums = " + ".join([f"conv(x{zero}, w)", *(["bias"] if conv.bias else [])])
         if conv.requantised:
             sums = f"{f'({sums})' if conv.bias else sums} * scale"
-        sums += " + residual" if conv.residual else ""
+        if conv.own_steps:
+            sums = f"limit(round({sums})) * a + (residual * b + c)"
+        elif conv.residual:
+            sums += " + residual"
         formula = sums if conv.activation == "none" else f"{conv.activation}({sums})"
         if not conv.requantised:
             return formula
         limits = ELEMENT_TYPES[conv.out_dtype].limits
         zero = f", plus {conv.out_zero_point}" if conv.out_zero_point else ""
+        steps = ", the last five scales are the limits low and high, a, b and c" if conv.own_steps else ""
         ends = "" if limits is None else f", to nearest even{zero} and within {limits[0]} to {limits[1]}"
-        return f"{formula}, sums in int32, what follows in float32, each operation rounded by itself, then {conv.out_dtype}{ends}"
+        return f"{formula}, sums in int32, what follows in float32, each operation rounded by itself, then {conv.out_dtype}{ends}{steps}"
 
 
 def _comment(text: str) -> list[str]:

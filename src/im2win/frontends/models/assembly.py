@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from im2win.frontends.models.precision import NARROW, Precision
 from im2win.frontends.models.program import Call, Copy, Program
 from im2win.frontends.models.relax_fallback import add_fallback
 from im2win.frontends.models.source import Array, Source, Tensor
+from im2win.frontends.models.tables import look_up
 from im2win.frontends.models.tensor_layouts import NarrowLayouts, TensorLayouts, in_precision, without_views
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.runtime.model import ALIGNMENT
@@ -91,8 +93,9 @@ class Assembly:
         able = self.kernels
         wide = not self.narrow
         parts = take_apart(
-            source, batch, lines=wide, resizes=able.resizes and wide, alignment=able.alignment, integers=able.integers and wide
-        )
+            source, batch, lines=wide, resizes=able.resizes and wide, alignment=able.alignment, integers=able.integers and wide,
+            vectors=able.vectors_of_bytes,
+        )  # fmt: skip
         layers: Sequence[Convolution] = parts.convolutions
         if self.narrow:
             parts, layers = without_views(source, parts), in_precision(layers, self.dtype)
@@ -158,6 +161,11 @@ class Assembly:
             function = half.pool(shape, made, pool, self.dtype, able.arithmetic) if self.narrow else self.kernels.pool(shape, made, pool)
             functions[f"pool_{number}"] = function
             program.calls.append(Call(f"pool_{number}", (layouts.reads(pool.source, last),), (layouts.makes(pool.output),)))
+        for number, table in enumerate(parts.tables):
+            dtypes, count = (layouts.dtype(table.source), str(table.values.dtype)), math.prod(layouts.shape(table.source))
+            functions[f"table_{number}"] = look_up(count, dtypes, vectors=able.vectors_of_bytes)
+            held = program.constant(f"{table.output}/table", table.values)
+            program.calls.append(Call(f"table_{number}", (table.source, held), (table.output,)))
         for number, interleave in enumerate(parts.interleaves):
             made = layouts.shape(interleave.output)
             functions[f"interleave_{number}"] = kernels.interleave(interleave.shape, made, interleave.phases)
@@ -240,8 +248,8 @@ def _read_and_made(source: Source, parts: Parts) -> list[str]:
         names += [pool.source, pool.output]
     sources = {one.source for one in parts.interleaves}
     names = [name for name in names if name not in sources] + [one.output for one in parts.interleaves]
-    for resize in parts.resizes:
-        names += [resize.source, resize.output]
+    for moved in (*parts.resizes, *parts.tables):
+        names += [moved.source, moved.output]
     for index in parts.rest:
         node = source.graph.nodes[index]
         names += [name for name in (*node.input, *node.output) if name and name not in source.constants]

@@ -33,7 +33,7 @@ class CudaKernels:
     """Kernels for a GPU; see `host.Kernels`. Compiling them needs no GPU."""
 
     alignment = ALIGNMENT  # kernels use vector loads
-    resizes = integers = False
+    resizes = integers = vectors_of_bytes = False
     arithmetic = half.GPU
 
     def __init__(self, gpu: Gpu, reporter: Reporter | None = None) -> None:

@@ -64,8 +64,9 @@ class Kernels(Protocol):
     Attributes:
         alignment: bytes to which their tensors must be aligned.
         resizes: whether `resizing.resize` runs on the device.
-        integers: whether convolutions and products of quantised models compute with integers.
+        integers: whether quantised models compute with integers; without it there are no tables.
         arithmetic: how the device computes with float16 and bfloat16.
+        vectors_of_bytes: whether tables of bytes are looked up a vector at a time.
     """
 
     alignment: int
@@ -73,6 +74,8 @@ class Kernels(Protocol):
     integers: bool
     arithmetic: half.Arithmetic
 
+    @property
+    def vectors_of_bytes(self) -> bool: ...
     def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
     def lowered(self, module: Any) -> Any: ...
@@ -124,6 +127,11 @@ class CpuKernels:
     def pool(self, shape: Shape, output: Shape, one: Pool) -> Any:
         """The function that computes a pooling."""
         return pooling.pool(shape, output, one)
+
+    @property
+    def vectors_of_bytes(self) -> bool:
+        """Whether the CPU has AVX512-VBMI."""
+        return bool(tvm.target.codegen.target_has_features("avx512vbmi", llvm_target(self.machine)))
 
     def loops(self, name: str, function: Any) -> str:
         """Schedules any other function. Returns its name in the library."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from im2win.frontends.models.resizing import Resize, resize_of
+from im2win.frontends.models.tables import Table, table_of
 from im2win.frontends.onnx.graph import attributes_of, name_of
 from im2win.frontends.onnx.layers import Fused, Skipped, fusions, import_onnx
 from im2win.frontends.onnx.quantised import DEQUANTIZE, filters_and_bias
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from im2win.frontends.models.source import Array, Source
 
-_FLOAT = 1  # onnx.TensorProto.FLOAT
+_FLOAT, _BYTES = 1, {2: "uint8", 3: "int8"}  # of onnx.TensorProto
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -88,6 +89,7 @@ class Pool:
 
     Attributes:
         begin: padding above and on the left; padding below and on the right follows from the output's shape.
+        dtype: of both tensors; maxima may be those of uint8 and int8.
     """
 
     source: str
@@ -97,6 +99,7 @@ class Pool:
     stride: tuple[int, int]
     begin: tuple[int, int]
     whole: bool
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -130,18 +133,22 @@ class Parts:
     pools: tuple[Pool, ...]
     interleaves: tuple[Interleave, ...]
     resizes: tuple[Resize, ...]
+    tables: tuple[Table, ...]
     rest: tuple[int, ...]
     skipped: tuple[Skipped, ...]
 
 
-def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool = True, alignment: int = 1, integers: bool = True) -> Parts:
+def take_apart(
+    source: Source, batch: int, *, lines: bool = True, resizes: bool = True, alignment: int = 1, integers: bool = True, vectors: bool = True
+) -> Parts:
     """Splits a model into parts. Every node is in exactly one part.
 
     Args:
         lines: without it TVM compiles 1-D and transposed convolutions, DepthToSpace, Split and Slice.
         resizes: without it TVM compiles Resize.
         alignment: bytes to which tensors must be aligned.
-        integers: convolutions and products of quantised models compute with integers.
+        integers: convolutions, products, maxima and functions of 8 bits of quantised models compute with integers.
+        vectors: whether tables of bytes are looked up a vector at a time.
     """
     graph = source.graph
     found, left = fusions(graph, batch, lines=lines, integers=integers)
@@ -170,6 +177,11 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
     responses: list[Response] = []
     pools: list[Pool] = []
     sizes: list[Resize] = []
+    tables: list[Table] = []
+    for index, node in reversed(list(enumerate(graph.nodes))):
+        if integers and index not in taken and (made := table_of(source, node, taken, vectors=vectors)) is not None:
+            tables.append(made[0])
+            taken |= made[1]
     for index, node in enumerate(graph.nodes):
         if index in taken or node.domain not in ("", "ai.onnx"):
             continue
@@ -193,11 +205,11 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
         elif lines and (interleave := _interleave(source, node)) is not None:
             interleaves.append(interleave)
             taken.add(index)
-        elif (pool := _pool(source, node)) is not None:
+        elif (pool := _pool(source, node, integers)) is not None:
             pools.append(pool)
             taken.add(index)
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
-    others = tuple(views), tuple(cuts), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves), tuple(sizes)
+    others = tuple(views), tuple(cuts), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves), tuple(sizes), tuple(tables)
     return Parts(tuple(convolutions), *others, rest, tuple(skipped))
 
 
@@ -254,11 +266,14 @@ def _interleave(source: Source, node: NodeProto) -> Interleave | None:
     return Interleave(node.input[0], node.output[0], tuple(int(one) for one in shape), phases)
 
 
-def _pool(source: Source, node: NodeProto) -> Pool | None:
-    """The pooling of a node; None if TVM's importer has to import it."""
+def _pool(source: Source, node: NodeProto, integers: bool) -> Pool | None:
+    """The pooling of a node, of float32 or also of maxima of `integers` of 8 bits; None if TVM's importer has to import it."""
     stated, shapes = attributes_of(node), source.graph.shapes
     shape, output = shapes.get(node.input[0]) if node.input else None, shapes.get(node.output[0])
-    if node.op_type not in ("MaxPool", "AveragePool") or source.graph.types.get(node.input[0]) != _FLOAT:
+    if node.op_type not in ("MaxPool", "AveragePool"):
+        return None
+    dtype = {_FLOAT: "float32", **(_BYTES if integers and node.op_type == "MaxPool" else {})}.get(source.graph.types.get(node.input[0], 0))
+    if dtype is None:
         return None
     if shape is None or output is None or len(shape) != 4 or len(list(filter(None, node.output))) != 1:
         return None
@@ -272,7 +287,7 @@ def _pool(source: Source, node: NodeProto) -> Pool | None:
         begin = [(total + (mode == b"SAME_LOWER")) // 2 for total in missing]
     whole = bool(stated.get("count_include_pad", 0))
     sizes = [(int(pair[0]), int(pair[1])) for pair in (kernel, stride, begin)]
-    return Pool(node.input[0], node.output[0], "mean" if mean else "max", sizes[0], sizes[1], sizes[2], whole)
+    return Pool(node.input[0], node.output[0], "mean" if mean else "max", sizes[0], sizes[1], sizes[2], whole, dtype)
 
 
 def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:

@@ -24,20 +24,20 @@ from im2win.frontends.models.rows import OPAQUE, SCHEDULED
 
 
 def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
-    """The pooling of [N, C, H, W] tensors of float32."""
+    """The pooling of [N, C, H, W] tensors of float32, or maxima of integers of 8 bits."""
     (height, width), (out_h, out_w) = shape[2:], output[2:]
     (kernel_h, kernel_w), (stride_h, _), (top, left) = one.kernel, one.stride, one.begin
     planes, line = shape[0] * shape[1], (out_w - 1) * one.stride[1] + kernel_w
     reduced: Callable[[Any, Any], Any] = te.max if one.kind == "max" else operator.add
-    nothing = te.min_value("float32") if one.kind == "max" else tirx.const(0, "float32")
+    nothing = te.min_value(one.dtype) if one.kind == "max" else tirx.const(0, one.dtype)
     read = min(width, line - left)
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("pool")
         T.func_attr({"tirx.noalias": True, SCHEDULED: True, "op_pattern": OPAQUE})
-        data = T.arg("data", T.buffer((planes, height, width), "float32"))
-        out = T.arg("out", T.buffer((planes, out_h, out_w), "float32"))
+        data = T.arg("data", T.buffer((planes, height, width), one.dtype))
+        out = T.arg("out", T.buffer((planes, out_h, out_w), one.dtype))
         with T.parallel(planes) as plane:
-            held, share = T.alloc_buffer((line,), "float32"), T.alloc_buffer((out_w,), "float32")
+            held, share = T.alloc_buffer((line,), one.dtype), T.alloc_buffer((out_w,), "float32")
             for begin, end in ((0, left), (left + read, line)):
                 if end > begin:
                     with T.serial(end - begin) as k:

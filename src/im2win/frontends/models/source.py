@@ -13,6 +13,7 @@ import numpy as np
 
 from im2win.frontends.onnx.graph import Graph, attributes_of, foldable, name_of, subgraphs
 from im2win.frontends.onnx.layers import ModelError, import_onnx, load, set_batch
+from im2win.frontends.onnx.moving import integers_moved
 from im2win.frontends.onnx.pairs import in_pairs
 from im2win.frontends.onnx.quantised import DEQUANTIZE
 from im2win.frontends.onnx.shapes import infer
@@ -136,6 +137,7 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
         _rescale(onnx, copy.graph, fixed, batch)
     _write_out(onnx, copy)
     in_pairs(onnx, copy)
+    integers_moved(onnx, copy)
     try:
         inferred = infer(onnx, copy, strict=True)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
@@ -235,7 +237,7 @@ def _constants(onnx: ModuleType, model: ModelProto, graph: Graph) -> dict[str, A
         else:
             continue
         known.update(node.output)
-    return {**constants, **_computed(onnx, model, nodes, constants)} if nodes else constants
+    return {**constants, **_computed(onnx, model.opset_import, nodes, constants)} if nodes else constants
 
 
 def values_of(model: ModelProto, graph: Graph, names: Iterable[str]) -> dict[str, Array]:
@@ -261,17 +263,27 @@ def values_of(model: ModelProto, graph: Graph, names: Iterable[str]) -> dict[str
             makers[made[0]] = made[1]
             wanted += filter(None, made[1].input)
     nodes = [node for _, node in sorted(makers.items())]
-    return {**values, **_computed(onnx, model, nodes, values)} if nodes else values
+    return {**values, **_computed(onnx, model.opset_import, nodes, values)} if nodes else values
 
 
-def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], constants: dict[str, Array]) -> dict[str, Array]:
+def computed(opset: int, nodes: list[NodeProto], values: dict[str, Array]) -> dict[str, Array]:
+    """All outputs of nodes of one operator set whose inputs have these values.
+
+    Raises:
+        ModelError: ONNX's reference implementation cannot compute them.
+    """
+    onnx = import_onnx()
+    return _computed(onnx, [onnx.helper.make_opsetid("", opset)], nodes, values)
+
+
+def _computed(onnx: ModuleType, opsets: Iterable[Any], nodes: list[NodeProto], constants: dict[str, Array]) -> dict[str, Array]:
     """All outputs of nodes whose inputs are constants."""
     from onnx.reference import ReferenceEvaluator
 
     outputs = [onnx.ValueInfoProto(name=name) for node in nodes for name in node.output if name]
     feeds = {name: constants[name] for node in nodes for name in node.input if name in constants}
     inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
-    alone = onnx.helper.make_model(onnx.helper.make_graph(nodes, "constants", inputs, outputs), opset_imports=model.opset_import)
+    alone = onnx.helper.make_model(onnx.helper.make_graph(nodes, "constants", inputs, outputs), opset_imports=list(opsets))
     try:
         values = ReferenceEvaluator(alone, new_ops=_dequantising()).run(None, feeds)
     except Exception as error:  # reference implementations of operators raise any class

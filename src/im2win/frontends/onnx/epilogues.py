@@ -59,7 +59,7 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1, *, residual
             break
         value = node.output[0]
     found = _only_reader(graph, value)
-    if residuals and found is not None and found[0] not in claimed and _adds(graph, found[1]):
+    if residuals and found is not None and found[0] not in claimed and adds(graph, found[1]):
         index, node = found
         claimed.add(index)
         nodes.append(index)
@@ -132,7 +132,7 @@ def _normalises(graph: Graph, node: NodeProto, value: str) -> bool:
     return fixed and not attributes.get("training_mode", 0) and bool(attributes.get("spatial", 1))
 
 
-def _adds(graph: Graph, node: NodeProto) -> bool:
+def adds(graph: Graph, node: NodeProto) -> bool:
     """Whether the node adds two tensors of one shape (Caffe2 exports Sum for Add)."""
     if node.op_type not in ("Add", "Sum") or len(node.input) != 2:
         return False

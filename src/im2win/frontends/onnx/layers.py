@@ -176,7 +176,7 @@ def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None
     one = integers_of(graph, node, data, conv) if integers else None
     behind = tail(graph, output, claimed, axis, residuals=node.op_type != transposed.OPERATOR, scalings=one is None)
     if one is not None:
-        conv, behind, one = fused(graph, conv, behind, one)
+        conv, behind, one = fused(graph, conv, behind, one, claimed)
         return Fused(conv, behind, one.data, ahead, one)
     return Fused(conv.with_(**behind.fields), behind, data, ahead)
 

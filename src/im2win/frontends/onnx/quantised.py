@@ -5,14 +5,15 @@ A QuantizeLinear or DequantizeLinear node states what integers stand for; `im2wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from im2win.frontends.onnx.epilogues import Tail
+from im2win.frontends.onnx.activations import activation_behind
+from im2win.frontends.onnx.epilogues import Tail, adds
 from im2win.frontends.onnx.graph import Graph, attributes_of
-from im2win.frontends.quantisation import Array, Steps, fits_int8, fits_int32, in_units, requantised, unit_of
+from im2win.frontends.quantisation import Array, Step, Steps, added, fits_int8, fits_int32, in_units, requantised, unit_of
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Integers:
         steps: of the filters.
         bias: the constant that is added, as the graph has it, or None.
         unit: float32 [out_channels], the product of the scales of data and filters.
-        scale: float32 [out_channels], that of the `Conv2d`.
+        scale: float32, that of the `Conv2d`.
         residual: the integers that it adds, or None.
     """
 
@@ -141,38 +142,89 @@ def filters_and_bias(graph: Graph, node: NodeProto, one: Integers, conv: Conv2d)
     return filters, in_units(real, one.unit)
 
 
-def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv2d, Tail, Integers]:
+def fused(graph: Graph, conv: Conv2d, behind: Tail, one: Integers, claimed: set[int]) -> tuple[Conv2d, Tail, Integers]:
     """The convolution of integers with what follows it, requantised if a QuantizeLinear ends it; else its outputs are float32.
+
+    An addition of two tensors that are quantised each for itself is fused with the convolution that computes the later one of them.
 
     Args:
         behind: what follows, without scalings.
+        claimed: indices of additions that another convolution fused; one that is fused here is added.
     """
     plain = {"dtype": one.dtype, "zero_point": one.zero_point}
     floats = conv.with_(**plain, out_dtype="float32", **behind.fields), behind, one
     if (whole := _sums(graph, conv, behind, one)) is not None:
         return whole
-    readers = graph.readers(behind.output)
-    if len(readers) != 1 or readers[0][1].op_type != QUANTIZE or readers[0][1].domain not in DOMAINS:
+    if (quantised := _quantised(graph, behind.output)) is None:
         return floats
-    index, node = readers[0]
-    steps, dtype = steps_of(graph, node), _TYPES.get(graph.types.get(node.output[0], 0))
-    if steps is None or steps.scale.size != 1 or dtype is None or node.input[0] != behind.output:
-        return floats
-    step, residual, before = steps.scale[0], None, None
-    if behind.residual is not None:
-        added = dequantised(graph, behind.residual)
-        if added is None or _TYPES.get(graph.types.get(added[0], 0)) != dtype or added[1].scale.size != 1 or added[1].scale[0] != step:
-            return floats
-        residual, before = added[0], int(added[1].zero[0])
-    made = requantised(floats[0], one.unit, step, int(steps.zero[0]), dtype, before)
+    index, node, out = quantised
+    residual, made = None, None
+    if behind.residual is None:
+        made = requantised(floats[0], one.unit, out.step, out.zero, out.dtype)
+    elif (other := _step_of(graph, behind.residual)) is not None:
+        residual, step = other
+        if (step.step, step.dtype) == (out.step, out.dtype):
+            made = requantised(floats[0], one.unit, out.step, out.zero, out.dtype, step.zero)
+        made = made or added(floats[0], one.unit, out, step)
     if made is None:
         return floats
     nodes = frozenset((*behind.nodes, index))
-    return (
-        made[0],
-        Tail({**behind.fields, "activation": made[0].activation}, behind.scalings, behind.residual, nodes, node.output[0]),
-        Integers(one.data, one.dtype, one.zero_point, one.filter, one.steps, one.bias, one.unit, made[1], residual),
-    )
+    ended = Tail({**behind.fields, "activation": made[0].activation}, behind.scalings, behind.residual, nodes, node.output[0])
+    whole = made[0], ended, replace(one, scale=made[1], residual=residual)
+    return whole if residual is not None else _with_addition(graph, whole, out, claimed) or whole
+
+
+def _quantised(graph: Graph, value: str) -> tuple[int, NodeProto, Step] | None:
+    """The QuantizeLinear that alone reads a value, with its index, if it has one scale and is of 8 bits; else None."""
+    readers = graph.readers(value)
+    if len(readers) != 1 or readers[0][1].op_type != QUANTIZE or readers[0][1].domain not in DOMAINS:
+        return None
+    index, node = readers[0]
+    steps, dtype = steps_of(graph, node), _TYPES.get(graph.types.get(node.output[0], 0))
+    if steps is None or steps.scale.size != 1 or dtype is None or node.input[0] != value:
+        return None
+    return index, node, Step(float(steps.scale[0]), int(steps.zero[0]), dtype)
+
+
+def _step_of(graph: Graph, value: str) -> tuple[str, Step] | None:
+    """The integers of 8 bits with one scale that a value is dequantised from, and their step; None for any other value."""
+    found = dequantised(graph, value)
+    if found is None or found[1].scale.size != 1:
+        return None
+    dtype = _TYPES.get(graph.types.get(found[0], 0))
+    return None if dtype is None else (found[0], Step(float(found[1].scale[0]), int(found[1].zero[0]), dtype))
+
+
+def _with_addition(
+    graph: Graph, whole: tuple[Conv2d, Tail, Integers], own: Step, claimed: set[int]
+) -> tuple[Conv2d, Tail, Integers] | None:
+    """A requantising convolution with the addition that alone reads its outputs, and with what quantises the sum; None without them.
+
+    Args:
+        own: the steps that the convolution itself is quantised in.
+    """
+    conv, behind, one = whole
+    readers = graph.readers(behind.output)
+    if conv.activation != "none" or len(readers) != 1 or readers[0][1].op_type != DEQUANTIZE:
+        return None
+    first, real = readers[0][0], readers[0][1].output[0]
+    readers = graph.readers(real)
+    if _step_of(graph, real) != (behind.output, own) or len(readers) != 1 or readers[0][0] in claimed or not adds(graph, readers[0][1]):
+        return None
+    second, addition = readers[0]
+    residual = addition.input[1] if addition.input[0] == real else addition.input[0]
+    activation, nodes, value = activation_behind(graph, addition.output[0])
+    other, quantised = _step_of(graph, residual), _quantised(graph, value)
+    if other is None or quantised is None:
+        return None
+    index, last, out = quantised
+    made = added(conv.with_(residual=True, out_dtype="float32", activation=activation), one.unit, out, other[1], own)
+    if made is None:
+        return None
+    claimed.add(second)
+    fields = {**behind.fields, "residual": True, "activation": made[0].activation}
+    fused_nodes = frozenset((*behind.nodes, first, second, *nodes, index))
+    return made[0], Tail(fields, behind.scalings, residual, fused_nodes, last.output[0]), replace(one, scale=made[1], residual=other[0])
 
 
 def _sums(graph: Graph, conv: Conv2d, behind: Tail, one: Integers) -> tuple[Conv2d, Tail, Integers] | None:

@@ -64,7 +64,7 @@ class IntegerBound(Bound):
         self._state, self._known = state, True
 
     def _folded(self, parameters: Parameters) -> tuple[Any, ...]:
-        weight, bias, scale = self._source.operands()
+        weight, bias, scale = self._source.operands(self.op.conv)
         return torch.from_numpy(weight), bias, scale
 
     def _empty(self, x: Tensor) -> Tensor:
@@ -183,7 +183,8 @@ class IntegerSite(CallSite):
         data = (_integers(x).double() - float(s.data.zero[0])) * float(s.data.scale[0])
         sums = torch.conv2d(torch.nn.functional.pad(data, (left, right, top, bottom)), real, bias, s.stride, 0, s.dilation, s.groups)
         if residual is not None:
-            sums = sums + (_integers(residual).double() - float(out.before or 0)) * out.step
+            step, zero = (out.step, 0) if out.residual is None else (out.residual.step, out.residual.zero)
+            sums = sums + (_integers(residual).double() - float(zero)) * step
         relu = s.activation == "relu6" or s.activation == "relu"
         sums = sums.clamp(0, 6 if s.activation == "relu6" else None) if relu else sums
         return sums / out.step + out.zero
@@ -230,7 +231,7 @@ def onednn(source: IntegerSource, x: Tensor, residual: Tensor | None) -> OwnPath
                 return packet.default(*before, bias, *numbers, *to, kind, attribute, parameters, "")
         else:
             sums = residual.clone(memory_format=torch.channels_last)
-            of_sum = (1.0, 0) if out is None else (out.step, out.before or 0)
+            of_sum = (1.0, 0) if out is None or out.residual is None else (out.residual.step, out.residual.zero)
 
             def run(x: Tensor, residual: Tensor | None) -> Any:
                 return packet.binary(*before, sums, bias, *numbers, *to, kind, *of_sum, "sum", 1.0, attribute, parameters, "")

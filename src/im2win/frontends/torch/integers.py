@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from im2win.frontends.quantisation import Array, Steps, fits_int8, fits_int32, in_units, requantised, unit_of
+from im2win.frontends.quantisation import Array, Step, Steps, added, fits_int8, fits_int32, in_units, requantised, scales_of_sum, unit_of
 from im2win.frontends.torch.plain import Parameters, Tensor, is_channels_last
 from im2win.frontends.torch.source import Slot, Source
 from im2win.spec.conv2d import Conv2d, ConvError
@@ -23,13 +23,37 @@ class Quantised:
     """How outputs are quantised: ``real = step * (integer - zero)``.
 
     Attributes:
-        before: zero of the integers of the residual, which have the same step and type; None without a residual of integers.
+        residual: how the integers of the residual are quantised, in the same type; None without a residual of integers.
     """
 
     step: float
     zero: int
     dtype: str
-    before: int | None = None
+    residual: Step | None = None
+
+    def applied(self, conv: Conv2d, unit: Array) -> Conv2d | None:
+        """A convolution of integers whose outputs are quantised so; None if no `Conv2d` computes that.
+
+        Args:
+            conv, unit: see `im2win.frontends.quantisation.requantised`.
+        """
+        made = None
+        if self.residual is None or self.residual.step == self.step:
+            zero = None if self.residual is None else self.residual.zero
+            made = requantised(conv, unit, self.step, self.zero, self.dtype, zero)
+        if made is None and self.residual is not None:
+            made = added(conv, unit, self._own, self.residual)
+        return None if made is None else made[0]
+
+    def scale(self, conv: Conv2d, unit: Array) -> Array:
+        """The float32 scale of what `applied` returns."""
+        if conv.own_steps and self.residual is not None:
+            return scales_of_sum(unit, self._own, self.residual)
+        return np.asarray((unit / np.float32(self.step)).astype(np.float32))
+
+    @property
+    def _own(self) -> Step:
+        return Step(self.step, self.zero, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -118,10 +142,10 @@ class IntegerSource(Source):
         conv = real.with_(dtype=INTEGERS[dtype], out_dtype="float32", zero_point=int(self.data.zero[0]))
         if self.out is None:
             return conv
-        made = requantised(conv, unit, self.out.step, self.out.zero, self.out.dtype, self.out.before)
+        made = self.out.applied(conv, unit)
         if made is None:
             raise ConvError(f"{self.activation} before the outputs are quantised is none that integers have")
-        return made[0]
+        return made
 
     def problem_of(self, x: Tensor, weight: Tensor) -> Conv2d:
         """As `problem`, for a tensor."""
@@ -129,11 +153,14 @@ class IntegerSource(Source):
             raise ConvError(f"its input is on {x.device}; quantised modules run on the CPU")
         return self.problem(x.shape, x.dtype, channels_last=x.dim() == 4 and (is_channels_last(x) or is_channels_last(weight)))
 
-    def operands(self) -> tuple[Array, Array | None, Array]:
+    def operands(self, conv: Conv2d) -> tuple[Array, Array | None, Array]:
         """Filters, bias and scale, as `im2win.runtime.op.Op.bind` takes them.
+
+        Args:
+            conv: the `problem`.
 
         Raises:
             ConvError: the current parameters are none that im2win can compute with.
         """
         weight, bias, unit = self.read().packed(self.data)
-        return weight, bias, unit if self.out is None else (unit / np.float32(self.out.step)).astype(np.float32)
+        return weight, bias, unit if self.out is None else self.out.scale(conv, unit)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from im2win.frontends.quantisation import Steps
+from im2win.frontends.quantisation import Step, Steps
 from im2win.frontends.torch import tracing
 from im2win.frontends.torch.integers import INTEGERS, Filters, IntegerSource, Quantised
 from im2win.frontends.torch.patterns import (
@@ -241,9 +241,9 @@ def _requantised(traced: Traced, pattern: Pattern) -> Pattern | None:
         return None
     added, before, operands = pattern.added, None, pattern.operands
     if added is not None:
-        if not _calls(added, "dequantize_per_tensor") or added.args[1] != step or added.args[5] != dtype:
+        if not _calls(added, "dequantize_per_tensor") or not isinstance(added.args[1], float) or added.args[5] != dtype:
             return None
-        operands, before, added = (*operands, added), int(added.args[2]), added.args[0]  # type: ignore[arg-type,assignment]
+        operands, before, added = (*operands, added), Step(added.args[1], int(added.args[2]), name), added.args[0]  # type: ignore[arg-type,assignment]
     source = replace(pattern.source, out=Quantised(step, zero, name, before))  # type: ignore[call-arg]
     assert isinstance(source, IntegerSource)
     order = list(traced.graph.nodes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.numerics.reference import Array
+from im2win.numerics.reference import Array, step_numbers
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -53,7 +53,7 @@ def _filled(
         dtype, shape = conv.dtypes[name], shapes.get(name, (conv.out_channels,))
         limits = ELEMENT_TYPES[dtype].limits
         if name == "scale":
-            made[name] = scale.astype(dtype)
+            made[name] = np.concatenate([scale.astype(dtype), step_numbers(conv)])
             continue
         low, high = reach(limits) if name in ("data", "filter") and limits is not None else (-others, others)
         centre = conv.zero_point if name == "data" and (low, high) != limits else 0
