@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from im2win.runtime.model import Model
 
 _ROUNDS = 7  # of the comparison of a whole model
-TIERS = {"exact": "tuned for this layer", "default": "the model's tile"}
+TIERS = {"exact": "tuned for this layer", "default": "default tile"}
 
 
 class _Tiered(Protocol):
