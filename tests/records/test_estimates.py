@@ -114,23 +114,34 @@ def test_what_is_no_evidence(log: Log, more: dict[str, Any]) -> None:
     assert factor(CONV, default(), HERE, "float32", open_logs(log.folder)) is None
 
 
-def test_tiles_without_the_default_s_fields_are_no_evidence(log: Log) -> None:
-    names = list(default()[1].as_dict())
-    before = [replace(one, tile={name: one.tile[name] for name in names[:-1]}) for one in evidence(*[9] * LEAST_RATIOS)]
-    assert factor(CONV, default(), HERE, "float32", open_logs(fill(log, *before).folder)) is None
+def test_tiles_with_the_default_s_fields_count_before_those_without(log: Log) -> None:
+    conv = CONV.with_(in_channels=64, kernel=3, padding=1)
+    space = list(schedule_of("direct/tiled").scheduler.space(conv, HERE))
+    new, old = (next(tile for tile in space if ("inputs" in tile.as_dict()) == named) for named in (True, False))
+    layers = [conv.with_(batch=more) for more in range(2, 2 + LEAST_RATIOS)]
+    asked = open_logs(fill(log, *(made(9.0, "direct/tiled", one, tile=old.as_dict()) for one in layers)).folder)
+    estimate = CpuBackend(HERE).cost(conv, schedule_of("direct/tiled"), new)
+    assert factor(conv, ("direct/tiled", new), HERE, "float32", asked) == pytest.approx(9 / estimate)
+    fill(log, *(made(2.0, "direct/tiled", one, tile=new.as_dict()) for one in layers))
+    assert factor(conv, ("direct/tiled", new), HERE, "float32", asked) == pytest.approx(2 / estimate)
 
 
-def test_other_types_layouts_and_groups_are_no_evidence(log: Log) -> None:
-    fill(log, *evidence(*[1] * LEAST_RATIOS))
+def test_of_other_types_and_layouts_its_own_schedule_counts_before_the_others(log: Log) -> None:
+    """A schedule errs elsewhere as it does here. Grouped layers have schedules of their own."""
+    of_layout = [CONV.with_(batch=more, layout="NHWC") for more in range(1, LEAST_RATIOS + 1)]
+    tile = next(iter(schedule_of(default()[0]).scheduler.space(of_layout[0], HERE))).as_dict()
+    elsewhere = [made(0.9 * 7, default()[0], conv, tile=tile) for conv in of_layout]
+    fill(log, made(2.0), *evidence(3, 3, 3, 3, method=OLD), *elsewhere)
     asked = open_logs(log.folder)
+    assert factor(CONV, default(), HERE, "float32", asked) == pytest.approx(7)
+    assert factor(CONV.with_(groups=8), default(), HERE, "float32", asked) is None
+    fill(log, *evidence(*[1] * LEAST_RATIOS))
     assert factor(CONV, default(), HERE, "float32", asked) == pytest.approx(1)
-    for other in (CONV.with_(layout="NHWC"), CONV.with_(groups=8), CONV.with_(dtype="float16")):
-        assert factor(other, default(), HERE, "float32", asked) is None
 
 
 def test_the_nearest_layers_are_asked(log: Log) -> None:
-    far = [made(9.0, default()[0], CONV.with_(batch=100 + more)) for more in range(NEAR)]
-    near = [made(0.9, default()[0], CONV.with_(batch=2 + more)) for more in range(NEAR)]
+    far = [made(9.0, default()[0], CONV.with_(batch=100 + more)) for more in range(NEAR[0])]
+    near = [made(0.9, default()[0], CONV.with_(batch=2 + more)) for more in range(NEAR[0])]
     assert factor(CONV, default(), HERE, "float32", open_logs(fill(log, *far, *near).folder)) == pytest.approx(1)
 
 

@@ -5,12 +5,13 @@ error of the model. That error is found in records of the same device: of every 
 that were measured, as the default tile is that of its layer, with its measured cost over its estimate. The factor of a layer's estimate
 is the third quartile of these ratios: in three layers of four the tile took no longer than its estimate times the factor.
 
-Ratios are of the same algorithm and schedule, and of tiles with every field of the default tile. Where fewer than `LEAST_RATIOS` layers
-have such, the ratios of all other schedules count, of fewer layers. CPUs' models have no unit: there the factor gives them one.
+Ratios are of the same algorithm and schedule, of layers of the same type and layout, and of tiles with every field of the default tile.
+Where fewer than `LEAST_RATIOS` layers have such, all tiles of the schedule count, in all types and layouts, and where these are too few,
+all other schedules on layers like this one. CPUs' models have no unit: there the factor gives them one.
 
 The quartile was chosen on the layers of an H200 and of an Intel CPU whose default tile was measured. Choosing between that
 tile's estimate and the best record of the other schedules loses least time with it: about as little as with the median or the ninth decile
-where one of these is good, and less where it is not.
+where one of these is good, and less where it is not. The order of the three kinds of ratios was chosen likewise.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 LEAST_RATIOS = 5  # of fewer the quartile would be one layer's
-NEAR, NEAR_OF_OTHERS = 24, 8  # layers that are asked: an estimate takes a third of a millisecond, a layer has a hundred records
+NEAR = 24, 64, 8  # layers that are asked for each kind of ratio: an estimate takes up to a millisecond, a layer has a hundred records
 QUARTILE = 0.75
 
 
@@ -46,23 +47,26 @@ def factor(conv: Conv2d, default: tuple[str, Tile], device: Device, accuracy: Ac
         logs: whose records of this device are asked.
     """
     method, fields = default[0], frozenset(default[1].as_dict())
-    layers = _similar(conv, backend_for(device, accuracy).name, logs)
-    same = [ratio for log, one in layers[:NEAR] if (ratio := _ratio(log, one, method, fields, device, accuracy)) is not None]
-    if len(same) >= LEAST_RATIOS:
-        return _quartile(same)
-    pairs = itertools.product(layers[:NEAR_OF_OTHERS], (key for key in SCHEDULES if key != method))
-    others = [ratio for (log, one), key in pairs if (ratio := _ratio(log, one, key, frozenset(), device, accuracy)) is not None]
-    return _quartile(others) if len(others) >= LEAST_RATIOS else None
+    layers = _nearest(conv, backend_for(device, accuracy).name, logs)
+    alike = [pair for pair in layers if _kind(pair[1]) == _kind(conv)]
+    others = [key for key in SCHEDULES if key != method]
+    none = frozenset[str]()
+    kinds = (alike[: NEAR[0]], [method], fields), (layers[: NEAR[1]], [method], none), (alike[: NEAR[2]], others, none)
+    for asked, keys, named in kinds:
+        pairs = itertools.product(asked, keys)
+        ratios = [ratio for (log, one), key in pairs if (ratio := _ratio(log, one, key, named, device, accuracy)) is not None]
+        if len(ratios) >= LEAST_RATIOS:
+            return sorted(ratios)[min(len(ratios) - 1, int(QUARTILE * len(ratios)))]
+    return None
 
 
-def _quartile(ratios: Sequence[float]) -> float:
-    return sorted(ratios)[min(len(ratios) - 1, int(QUARTILE * len(ratios)))]
+def _kind(conv: Conv2d) -> tuple[str, str]:
+    return conv.dtype, conv.layout
 
 
-def _similar(conv: Conv2d, device: str, logs: Sequence[Log]) -> list[tuple[Log, Conv2d]]:
-    """Layers with records of the device, of this one's type and layout, grouped or not like it, the nearest sizes first."""
-    kind = conv.dtype, conv.layout, conv.groups == 1
-    found = ((log, one) for log in logs for one in log.convs(device) if (one.dtype, one.layout, one.groups == 1) == kind)
+def _nearest(conv: Conv2d, device: str, logs: Sequence[Log]) -> list[tuple[Log, Conv2d]]:
+    """Layers with records of the device, grouped or not like this one, the nearest sizes first."""
+    found = ((log, one) for log in logs for one in log.convs(device) if (one.groups == 1) == (conv.groups == 1))
     return sorted(found, key=lambda pair: distance(conv, pair[1]))
 
 
