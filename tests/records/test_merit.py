@@ -310,8 +310,10 @@ def test_a_proof_lists_standings_so_that_nothing_is_ranked(proven: Log, monkeypa
     text = (proven.folder / HERE.name / FILE).read_text()
     proof = Proof.from_text(text)
     assert proof is not None and proof.to_text() == text and proof.choices is not None and len(proof.choices.layers) == 2
+    ranked = judge.default_of
     monkeypatch.setattr(judge, "default_of", None)
     assert look(proven).tier == "exact"
+    monkeypatch.setattr(judge, "default_of", ranked)  # a hint leads to the default tile, which is ranked then
     other = look(proven, CONV.with_(in_channels=4, kernel=3))
     assert other.record is None and other.skipped[0][1].endswith("was not tried")
     assert [(str(one.conv), one.standing.kind) for one in unmet(proven, HERE.name)] == [("n1-c4x12x12-k16x3x3", "new-algorithm")]

@@ -6,14 +6,18 @@ gives way to it: gains as small as that often did not hold in a second run.
 A record of another device, or of a layer that differs in more than its epilogue, is borrowed. It says less, so two more things are asked
 of it: it was faster there than the default tile by `LEAST_GAIN`, and the cost model expects its tile to take here at most `MOST_EXPECTED`
 times the default tile's time.
+
+A record of this device and convolution whose default tile nobody measured is but a hint, yet its own time is known. It gives way only where
+the default tile's estimate promises less by more than the error that estimates are known to have (`im2win.records.estimates`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from im2win.device.gpu import KNOWN, Gpu
+from im2win.records import estimates
 from im2win.records.log import Log
 from im2win.records.merit import Applies, Standing, latest, standing
 from im2win.records.proofs import current_proof
@@ -33,6 +37,9 @@ LEAST_SAVING, LEAST_OWN_GAIN = 0.5e-6, 1.05  # seconds a call and factor; see do
 _ROUNDED = 1e-3  # proofs state gains with three decimals
 MOST_EXPECTED = 1.1  # of a borrowed tile's modelled cost over the default tile's, for the layer that borrows
 
+UNMEASURED = ("new-algorithm", "new-tile")  # standings of a hint that no measurement refutes
+
+Outweighs = Callable[[Record, Conv2d], bool]
 Settled = Callable[[Record, Sequence[Record], Log], Record]
 DefaultOf = Callable[[Conv2d, Device, Accuracy], tuple[str, Tile]]
 
@@ -83,6 +90,7 @@ class Judge:
         names: the algorithms that may be used; None for all that support a problem.
         applies: as `standing`.
         default: the default tile of a problem among all algorithms, if the caller keeps it; None to rank the space.
+        logs: whose records say how far estimates are from measured times.
     """
 
     device: Device
@@ -90,10 +98,13 @@ class Judge:
     names: tuple[str, ...] | None
     applies: Applies
     default: DefaultOf | None = None
+    logs: Sequence[Log] = ()
+    _hints: dict[int, str] = field(default_factory=dict, compare=False, repr=False)  # kinds of standing, by the record's identity
 
     def unearned(self, record: Record, records: Sequence[Record], log: Log, conv: Conv2d) -> str | None:
         """The reason why a record is but a hint for a layer on this device; None if it has earned its place."""
         found = self.standing(record, records, log)
+        self._hints[id(record)] = found.kind
         if found.reason or (record.device == backend_for(self.device).name and same_convolution(conv, record.conv2d)):
             return found.reason
         if found.gain is None:
@@ -101,6 +112,20 @@ class Judge:
         if found.reason or found.gain is None or found.gain < LEAST_GAIN:
             return found.reason or f"it is hardly better there than today's default tile, of {methods.shown(found.method)}"
         return self._expected_slower(record, conv)
+
+    def outweighs(self, record: Record, conv: Conv2d) -> bool:
+        """Whether a hint that `unearned` was asked about is better for a layer, by its measured time, than what its default tile promises.
+
+        That holds for records of this device and convolution alone, and not where the default tile was measured.
+        """
+        backend, wanted = backend_for(self.device, self.accuracy), record.conv2d
+        if record.device != backend.name or not same_convolution(conv, wanted) or self._hints.get(id(record)) not in UNMEASURED:
+            return False
+        default = self._default(wanted, backend.target)
+        if default is None:
+            return True
+        factor = estimates.factor(wanted, default, self.device, self.accuracy, self.logs)
+        return factor is not None and record.cost <= factor * backend.cost(wanted, schedule_of(default[0]), default[1])
 
     def settled(self, record: Record, records: Sequence[Record], log: Log) -> Record:
         """The record to use of a layer's best one on its own device: that of the default tile instead, where the best one saves little.

@@ -8,16 +8,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import tvm
 
 from im2win.records.emitted_before import emitted_once, known
 from im2win.records.folders import PACKAGED, Logs, own_folders
-from im2win.records.judge import DefaultOf, Judge, Settled, unsuited
+from im2win.records.judge import DefaultOf, Judge, Outweighs, Settled, unsuited
+from im2win.records.likeness import distance, family
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.proofs import proven, verdict
 from im2win.records.record import Record, TileValue, parse_key
+from im2win.records.tiers import OLDER
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Tile
 from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
@@ -116,21 +117,6 @@ def superseded(record: Record, records: Sequence[Record]) -> bool:
     return any((r.method, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
 
 
-def _family(conv: Conv2d) -> tuple[Any, ...]:
-    """What two layers must have in common so that the tile of one may serve the other."""
-    return conv.kernel, conv.stride, conv.dilation, conv.layout, conv.dtype, conv.groups == 1
-
-
-def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
-    """Distance of two layers in factors of 2: first of the sizes that shape the loops, then of batch and epilogue, which hardly matter."""
-    ratios = a.in_channels / b.in_channels, a.out_channels / b.out_channels, a.height / b.height, a.width / b.width, a.groups / b.groups
-    shape = sum(map(abs, map(math.log2, ratios)))
-    if a.padding != b.padding:
-        shape += 0.25 * sum(x != y for x, y in zip(a.padding, b.padding, strict=True))
-    epilogue = (a.bias != b.bias) + (a.residual != b.residual) + (a.activation != b.activation) + (a.out_dtype != b.out_dtype)
-    return shape, abs(math.log2(a.batch / b.batch)) + 0.25 * epilogue
-
-
 def _kinship(a: str, b: str) -> int:
     """Number of leading words that two slugs share. A slug begins with vendor and model."""
     return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
@@ -143,10 +129,10 @@ def _ladder(conv: Conv2d, device: str, logs: Sequence[Log], alike: Alike) -> Ite
     others = [(-_kinship(other, device), other, log) for log in logs for other in log.devices() if other != device]
     for _, other, log in sorted(others, key=lambda row: row[:2]):
         yield "compatible device", log, log.read(conv, other)
-    family = _family(conv)
+    kind = family(conv)
     others_here = ((log, near) for log in logs for near in log.convs(device) if near != conv)
-    layers = [(log, near) for log, near in others_here if _family(near) == family and alike(conv, near)]
-    for log, near in sorted(layers, key=lambda row: _distance(conv, row[1])):
+    layers = [(log, near) for log, near in others_here if family(near) == kind and alike(conv, near)]
+    for log, near in sorted(layers, key=lambda row: distance(conv, row[1])):
         yield "nearest layer", log, log.read(near, device)
 
 
@@ -160,6 +146,7 @@ def find(
     alike: Alike = lambda conv, other: True,
     unearned: Unearned = lambda record, records, log, conv: None,
     settled: Settled = lambda record, records, log: record,
+    outweighs: Outweighs = lambda record, conv: False,
     target: str = "cpu",
     threads: int | None = None,
 ) -> Found:
@@ -168,7 +155,9 @@ def find(
     In every tier a record must have earned its place against the default tile of its layer (`im2win.records.merit`). Otherwise the best
     record of that file is refused, and so are the slower ones.
 
-    1. "exact": this device and this layer; the best record (`Record.cost`) to which `accepts` does not object.
+    1. "exact": this device and this layer; the best record (`Record.cost`) to which `accepts` does not object. Where none has earned its
+       place, "older record": the first one that `outweighs` the estimate of today's default tile; one of the same convolution with another
+       epilogue may do so in tier 3.
     2. "compatible device": this layer on another device, the one with the most similar slug first. The tile must be legal here.
     3. "nearest layer": this device and another layer of the same kernel, stride, dilation, layout and dtype, grouped or not like this one,
        that is `alike`. The layer with the nearest sizes whose tile is legal for this layer comes first. Only algorithm and tile apply to
@@ -189,13 +178,18 @@ def find(
         unearned: ``unearned(record, records, log, conv)`` returns the reason why the best record of a file is but a hint for this layer, or
             None.
         settled: ``settled(record, records, log)`` returns the record to use of a file of the exact tier: its best or the default tile's.
+        outweighs: ``outweighs(record, conv)`` says whether a record that has not earned its place is better, by its measured time, than
+            what today's default tile promises.
         alike: ``alike(conv, other)`` says whether another layer's tile is likely to be better than the analytic model's.
         target: only records of this kind of target count.
         threads: only records with this many threads apply; None leaves that to `accepts`.
     """
     skipped: list[tuple[Record, str]] = []
     hints: set[str] = set()
+    older: Record | None = None
     for tier, log, records in _ladder(conv, device, logs, alike):
+        if older is not None and tier != "exact":
+            break
         best = math.inf
         for record in best_first(record for record in records if record.target == target):
             if superseded(record, records):
@@ -210,6 +204,9 @@ def find(
                     hint = unearned(record, records, log, conv)
                     if hint is None:
                         return Found(settled(record, records, log) if tier == "exact" else record, tier, skipped)
+                    if older is None and outweighs(record, conv):
+                        older = record
+                        break
                     skipped.append((record, hint))
                     hints |= {record.conv} if tier == "nearest layer" else set()
                     break
@@ -217,7 +214,7 @@ def find(
             skipped.append((record, reason))
         if len(hints) == _NEAR_HINTS:
             break
-    return Found(None, "none", skipped)
+    return Found(older, "none" if older is None else OLDER, skipped)
 
 
 def _thread_mismatch(record: Record, threads: int | None) -> str | None:
@@ -244,7 +241,8 @@ def search(
     opened = open_logs(logs)
     backend, accepts = backend_for(device, accuracy), accepting(device, names, opened, accuracy)
     able = {row.key for row in candidates("auto", conv, backend.target, accuracy)} if names else set()
-    judge = Judge(device, accuracy, None if able <= set(names) else tuple(names), accepting(device, None, opened, accuracy), default)
+    asked = None if able <= set(names) else tuple(names)
+    judge = Judge(device, accuracy, asked, accepting(device, None, opened, accuracy), default, opened)
 
     def legal(problem: Conv2d, name: str, tile: dict[str, TileValue]) -> list[str]:
         broken = tile_violations(problem, name, tile, device, accuracy)
@@ -261,6 +259,7 @@ def search(
         alike=backend.alike,
         unearned=judge.unearned,
         settled=judge.settled,
+        outweighs=judge.outweighs,
         target=backend.target,
         threads=backend.threads,
     )

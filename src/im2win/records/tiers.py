@@ -8,6 +8,7 @@ from im2win.spec.conv2d import Conv2d
 
 Untuned = Literal["default", "keep"]
 """What layers get that no record of this device is about: im2win's tile, or what they had."""
+OLDER = "older record"  # of this very convolution on this device, from before today's default tile: tuning again would measure that
 TUNED = ("exact", "other epilogue", "other type")  # tiers with a record of this very convolution on this device
 NO_RECORD = "no record of this layer on this device"  # the reason why a layer is left alone with `untuned="keep"`
 

@@ -18,7 +18,7 @@ from im2win.device.gpu import Gpu
 from im2win.records.folders import Logs
 from im2win.records.lookup import accepting, open_logs, search, superseded
 from im2win.records.record import Record
-from im2win.records.tiers import tier_for
+from im2win.records.tiers import OLDER, tier_for
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
@@ -34,6 +34,7 @@ DEFAULT = "default"  # the tier of the cost model's tile
 TIERS = {
     "exact": "a tuning record of this layer on this device",
     "other epilogue": "a tuning record of this layer with another epilogue on this device",
+    OLDER: "a tuning record of this layer on this device from before today's default tile, which is not expected to be better",
     "other type": "a tuning record of this layer in its twin type on this device",
     "nearest layer": "a tuning record of a similar layer on this device",
     "compatible device": "a tuning record of this layer on another device",

@@ -84,7 +84,7 @@ def test_compile_and_run(command: Any, tmp_path: Path) -> None:
     done = command("compile", tmp_path / "model.onnx", "--out", library, "--batch", "1,4")
     assert done.status == 0, done.err
     assert "the whole, 4 images: " in done.out
-    assert "n4-c3x8x8-k8x3x3-s2-p1-bias-relu" in done.out and "batches 1, 4; tiles: 4 the model's tile" in done.out
+    assert "n4-c3x8x8-k8x3x3-s2-p1-bias-relu" in done.out and "batches 1, 4; tiles: 4 default tile" in done.out
     x = integers(2, 3, 8, 8)
     np.save(tmp_path / "x.npy", x)
     (tmp_path / "x.pb").write_bytes(numpy_helper.from_array(x).SerializeToString())

@@ -53,3 +53,10 @@ def test_a_missing_file_is_not_a_missing_package(tmp_path: Path, monkeypatch: py
     for verb in (["layers"], ["compile", "--out", tmp_path / "a.so"], ["onnxruntime", "--out", tmp_path / "a.onnx"], ["tune"]):
         done = command(verb[0], tmp_path / "none.onnx", *verb[1:])
         assert done.status == 2 and "none.onnx') must be an existing file" in done.err
+
+
+def test_a_model_without_convolutions_says_so(tmp_path: Path, command: Any) -> None:
+    """It is compiled, and none of it is im2win's kernels'."""
+    onnx.save(model([helper.make_node("Relu", ["x"], ["y"])], {"x": (1, 4, 8)}, TensorProto.FLOAT, 17), tmp_path / "relu.onnx")
+    done = command("compile", tmp_path / "relu.onnx", "--out", tmp_path / "relu.so", "--no-compare")
+    assert done.status == 0 and "no convolution or matrix product of this model runs on im2win's kernels" in done.out

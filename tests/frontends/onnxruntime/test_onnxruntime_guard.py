@@ -214,3 +214,25 @@ def test_the_whole_is_compared_on_given_inputs(cache: Path, tmp_path: Path, comm
     np.save(tmp_path / "index.npy", np.array([7, 2]))  # out of range
     done = command("onnxruntime", tmp_path / "model.onnx", "--out", tmp_path / "out.onnx", "--input", f"file={tmp_path / 'index.npy'}")
     assert done.status == 0 and "indices element out of data bounds" in done.err
+
+
+def test_lines_are_compared_with_their_own_shapes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 1-D convolution is a problem of images with one row; the models that are compared have its tensors, which lack the row."""
+    nodes = [node("Conv", "x w", "a", pads=[1, 1], strides=[2]), node("Add", "a z", "b"), node("Relu", "b", "y")]
+    model = graph(nodes, {"x": (2, 8, 31), "z": (2, 16, 16)}, {"w": integers(16, 8, 3)})
+    seen: list[Any] = []
+
+    def compared(pairs: list[Pair], library: Path, threads: int, step: Any) -> list[Found]:
+        options = ort.SessionOptions()
+        options.register_custom_ops_library(str(library.resolve()))
+        given = {"x": integers(2, 8, 31), "z": integers(2, 16, 16)}
+        for one in pairs:
+            theirs, ours = (ort.InferenceSession(path, options).run(None, given)[0] for path in (one.original, one.ours))
+            assert theirs.shape == (2, 16, 16) and np.array_equal(ours, theirs)
+        seen.extend(pairs)
+        return [FASTER] * len(pairs)
+
+    monkeypatch.setattr(guard, "compared", compared)
+    made = im2win.for_onnxruntime(model, tmp_path / "ours.onnx")
+    assert [layer.conv for layer in made.layers] == ["n2-c8x1x31-k16x1x3-s1x2-p0x1-residual-relu"] and not made.skipped
+    assert len(seen) == 2  # the layer, and the whole

@@ -199,7 +199,7 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
 
 
 def _untuned(row: Row) -> str:
-    """What a row says of a kernel that no record of its layer on this device chose."""
+    """What a row says of a kernel that was chosen by no record of its layer on this device that has met today's default tile."""
     return f" (untuned, {row.tier})" if row.tier not in ("", "default") else " (untuned)"
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from im2win.runtime.model import Model
 
 _ROUNDS = 7  # of the comparison of a whole model
-TIERS = {"exact": "tuned for this layer", "default": "the model's tile"}
+TIERS = {"exact": "tuned for this layer", "default": "default tile"}
 
 
 class _Tiered(Protocol):
@@ -84,7 +84,10 @@ def compile_(
     for layer in manifest.layers:
         fused = escape(fusions.get(layer.name, ""))
         rows.append([escape(layer.name), layer.conv, fused, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
-    console.print(tables.table(None, ("layer", "problem", "fused", "algorithm", "tile from"), rows, left=5))
+    if rows:
+        console.print(tables.table(None, ("layer", "problem", "fused", "algorithm", "tile from"), rows, left=5))
+    else:
+        console.print("no convolution or matrix product of this model runs on im2win's kernels: TVM compiled all of it.", soft_wrap=True)
     for line in manifest.skipped:
         console.print(f"left to TVM: {escape(line)}")
     tiers = ", ".join(f"{count} {TIERS.get(tier, tier)}" for tier, count in Counter(layer.tier for layer in manifest.layers).items())

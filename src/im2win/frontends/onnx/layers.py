@@ -26,7 +26,7 @@ from im2win.spec.suites import Layer
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-_NOT_WHOLE = "layers_of: `source` (={label}) must be a whole ONNX model; it is of another format or cut short."
+_NOT_WHOLE = "`source` (={label}) must be a whole ONNX model; it is of another format or cut short."
 
 
 class ModelError(ValueError):

@@ -19,9 +19,9 @@ def layer_model(model: ModelProto, one: Replaceable) -> ModelProto:
     onnx = import_onnx()
     convolution, makers = one.convolution, {name: node for node in model.graph.node for name in node.output}
     conv, kinds = convolution.conv, {name: _code(onnx, dtype) for name, dtype in convolution.conv.dtypes.items()}
-    given = {convolution.data: (kinds["data"], conv.input_shape)}
+    given = {convolution.data: (kinds["data"], one.of_graph(conv.input_shape))}
     if convolution.residual:
-        given[convolution.residual] = kinds["residual"], conv.output_shape
+        given[convolution.residual] = kinds["residual"], one.of_graph(conv.output_shape)
     wanted, names = set(one.nodes), [convolution.output]
     read: set[str] = set()
     while names:
@@ -35,7 +35,7 @@ def layer_model(model: ModelProto, one: Replaceable) -> ModelProto:
     nodes = [node for node in model.graph.node if node.output and node.output[0] in wanted]
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
     inputs = [onnx.helper.make_tensor_value_info(name, *of_input) for name, of_input in given.items()]
-    output = onnx.helper.make_tensor_value_info(convolution.output, kinds["output"], conv.output_shape)
+    output = onnx.helper.make_tensor_value_info(convolution.output, kinds["output"], one.of_graph(conv.output_shape))
     graph = onnx.helper.make_graph(nodes, "layer", inputs, [output], weights)
     cut: ModelProto = onnx.helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
     return cut

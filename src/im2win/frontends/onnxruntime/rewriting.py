@@ -33,10 +33,16 @@ class Replaceable:
     Attributes:
         convolution: its problem is that of one kernel call; the graph may have any multiple of its images.
         nodes: first outputs of the nodes that it replaces.
+        line: whether the graph has a 1-D convolution there, whose tensors lack the problem's one row.
     """
 
     convolution: Convolution
     nodes: frozenset[str]
+    line: bool = False
+
+    def of_graph(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The extents in the graph of a tensor of the problem."""
+        return (*shape[:2], *shape[3:]) if self.line else tuple(shape)
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def _residual(one: Fused) -> str | None:
 
 
 def _taken(model: ModelProto, graph: Graph, index: int, one: Fused, unit: int, origins: Mapping[str, str]) -> Replaceable:
-    node = graph.nodes[index]
+    node, line = graph.nodes[index], len(graph.shapes.get(one.data) or ()) == 3
     if one.integers is None:
         behind = [graph.nodes[place] for place in one.tail.scalings]
         values = values_of(model, graph, [name for each in (node, *behind) for name in each.input if graph.fixed(name)])
@@ -130,7 +136,7 @@ def _taken(model: ModelProto, graph: Graph, index: int, one: Fused, unit: int, o
         convolution = replace(convolution, conv=convolution.conv.with_(batch=convolution.conv.batch // unit))
     nodes = (index, *one.tail.nodes, *one.ahead)
     made = (graph.nodes[place].output[0] for place in nodes)
-    return Replaceable(convolution, frozenset(origins.get(name, name) for name in made))
+    return Replaceable(convolution, frozenset(origins.get(name, name) for name in made), line)
 
 
 # --- the graph that is written

@@ -29,8 +29,8 @@ class LayerReport:
         conv: the problem with its fused epilogue; None where im2win does not support it.
         algorithm: of its kernel; "" where PyTorch's convolution stays.
         reason: "exact" (a record of this layer on this device), "other epilogue" (a record of the same convolution with another epilogue),
-            "other type" (of the same in float16), "compatible device", "nearest layer" (their records), "default tile" (the analytic
-            model's), or why PyTorch's convolution stays.
+            "other type" (of the same in float16), "older record" (of this layer, from before today's default tile), "compatible device",
+            "nearest layer" (their records), "default tile" (the analytic model's), or why PyTorch's convolution stays.
         fused: what is fused into its kernel: norm, add, the activation.
         error: largest difference from PyTorch on the example, over the largest sum of magnitudes, or over the range of quantised outputs;
             None where nothing was compared.
