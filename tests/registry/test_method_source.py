@@ -38,7 +38,7 @@ UNREACHED = {
         "spec/recognition.py",
     },
     "cuda": {
-        "compute/arithmetic.py", "numerics/reference.py", "numerics/winograd_measured.py", "packing/codec.py",
+        "numerics/reference.py", "numerics/winograd_measured.py", "packing/codec.py",
         "reconstruct/validate/validators.py", "spec/recognition.py",
     },
 }  # fmt: skip
@@ -335,7 +335,7 @@ SAMPLES = [(target, method) for target in sources.TARGETS for method in methods_
 CONVS = {
     "direct/depthwise": "n1-c32x14x14-k32x3x3-p1-g32", "direct/dot_product": "n1-c32x8x8-k32x3x3-p1-bfloat16",
     "direct/persistent": "n32-c64x56x56-k64x3x3-p1-float16-NHWC", "direct/warp_specialized": "n32-c64x56x56-k64x3x3-p1-float16",
-    "winograd/tensor_cores": "n8-c64x28x28-k64x3x3-p1-float16-NHWC",
+    "winograd/tensor_cores": "n8-c64x28x28-k64x3x3-p1-float16-NHWC", "implicit_gemm/split_k": "n1-c128x14x14-k64x3x3-p1",
 }  # fmt: skip
 
 
