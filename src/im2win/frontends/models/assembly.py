@@ -248,8 +248,10 @@ def _read_and_made(source: Source, parts: Parts) -> list[str]:
         names += [pool.source, pool.output]
     sources = {one.source for one in parts.interleaves}
     names = [name for name in names if name not in sources] + [one.output for one in parts.interleaves]
-    for moved in (*parts.resizes, *parts.tables):
-        names += [moved.source, moved.output]
+    for resize in parts.resizes:
+        names += [resize.source, resize.output]
+    for table in parts.tables:
+        names += [table.source, table.output]
     for index in parts.rest:
         node = source.graph.nodes[index]
         names += [name for name in (*node.input, *node.output) if name and name not in source.constants]
