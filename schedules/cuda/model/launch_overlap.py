@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from im2win.schedules.cuda.model.multistage import LAUNCH_S, Estimate
 
-BY_DEFAULT = False  # whether kernels that are estimated to gain are launched with overlap where nobody says otherwise
+BY_DEFAULT = True  # whether kernels that are estimated to gain are launched with overlap where nobody says otherwise
 WORTH = 0.02  # least share of a call's time that the launches take
 
 

@@ -30,7 +30,7 @@ from im2win.records.record import Record
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Backend, Tile
 from im2win.registry.schedules import SCHEDULES, schedule_of
-from im2win.registry.sources import code_digest
+from im2win.registry.sources import is_current
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -93,7 +93,7 @@ def _applies(record: Record, log: Log) -> bool:
     """Whether a record is known to be of today's kernel without emitting it. What an earlier process emitted does not count here: the
     same question has the same answer on every machine.
     """
-    made_here = record.tvm == tvm.__version__ and record.generator == code_digest(record.target)
+    made_here = record.tvm == tvm.__version__ and is_current(record.target, record.method, record.generator)
     return record.method in SCHEDULES and (made_here or proven(record, [log]))
 
 
