@@ -12,7 +12,6 @@ samples. --check times nothing and compares one chain each, for compute-sanitize
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
@@ -24,9 +23,14 @@ from typing import Any
 
 from im2win.bench.cuda_builds import Library, TileRecipe, build_all, load
 from im2win.bench.cuda_harness import WrongError, op_subject
+from im2win.common.files import replace_json
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
+from im2win.reports.launch_overlap import speedup
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.studies import gpu_study
+from im2win.studies.entries import LAUNCH_OVERLAP, OVERLAP_KINDS, OVERLAPPING, SEPARATE
 from im2win.tuner.runners.cuda import Bench, sample
 
 LAYERS = (
@@ -45,8 +49,6 @@ ALONE = 31  # samples of calls by themselves
 BUSY_CYCLES = 15_000_000  # the device waits so long, while the host issues the calls of a sample
 SECONDS = 110.0
 
-WITHOUT, WITH = "without", "with"
-KINDS = ("stream", "graph", "alone")
 
 
 class Chain:
@@ -101,11 +103,11 @@ def compare_chains(bench: Bench, ops: dict[str, Any], repeats: int) -> None:
     import torch
 
     first, filters = chain_tensors(bench)
-    right = Chain(ops[WITHOUT], first, filters).run().clone()
+    right = Chain(ops[SEPARATE], first, filters).run().clone()
     torch.cuda.synchronize()
     if not bool(torch.isfinite(right).all()) or not bool(right.any()):
         raise WrongError("the chain without overlap ends in zeros, or in numbers that are not finite: it compares nothing.")
-    chain = Chain(ops[WITH], first, filters)
+    chain = Chain(ops[OVERLAPPING], first, filters)
     for number in range(repeats):
         if not torch.equal(chain.run(), right):
             raise WrongError(f"chain {number} with overlap differs from the one without.")
@@ -139,7 +141,7 @@ def repeated(call: Callable[[], Any], times: int) -> None:
 def timed(bench: Bench, calls: dict[str, Callable[[], Any]]) -> dict[str, dict[str, list[float]]]:
     """Samples in seconds, by the way of timing and by kernel, in interleaved rounds."""
     graphs = {name: captured(partial(repeated, call, GRAPH_CALLS)) for name, call in calls.items()}
-    taken: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in calls} for kind in KINDS}
+    taken: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in calls} for kind in OVERLAP_KINDS}
     for number in range(-1, ROUNDS):
         for name, call in list(calls.items())[:: 1 if number % 2 else -1]:
             stream = seconds_of(partial(repeated, call, CALLS), CALLS)
@@ -161,13 +163,14 @@ def measured(key: str, libraries: dict[str, Library | str], check: bool) -> dict
     """
     conv = Conv2d.parse(key)
     ops = {name: load(library) for name, library in libraries.items()}
-    if ops[WITHOUT].tile != ops[WITH].tile or ops[WITHOUT].method != ops[WITH].method:
-        raise WrongError(f"different kernels: {ops[WITHOUT].method} {ops[WITHOUT].tile} and {ops[WITH].method} {ops[WITH].tile}.")
+    if ops[SEPARATE].tile != ops[OVERLAPPING].tile or ops[SEPARATE].method != ops[OVERLAPPING].method:
+        kernels = " and ".join(f"{op.method} {op.tile}" for op in ops.values())
+        raise WrongError(f"different kernels: {kernels}.")
     bench = Bench(conv, 0)
     subjects = {name: op_subject(bench, op, tolerance(conv, "float32")) for name, op in ops.items()}
     compare_chains(bench, ops, 1 if check else REPEATS)
     errors = {name: one.error for name, one in subjects.items()}
-    head = {"layer": key, "algorithm": ops[WITH].method, "tile": ops[WITH].tile, "errors": errors}
+    head = {"layer": key, "algorithm": ops[OVERLAPPING].method, "tile": ops[OVERLAPPING].tile, "errors": errors}
     return head if check else head | {"samples_s": timed(bench, {name: one.call for name, one in subjects.items()})}
 
 
@@ -178,16 +181,15 @@ def line(result: dict[str, Any]) -> str:
     if "samples_s" not in result:
         return f"{cells} correct"
     for samples in result["samples_s"].values():
-        without, overlapping = (statistics.median(samples[name]) for name in (WITHOUT, WITH))
-        cells += f"{without * 1e6:8.1f}{without / overlapping:7.3f}"
+        cells += f"{statistics.median(samples[SEPARATE]) * 1e6:8.1f}{speedup(samples):7.3f}"
     return cells
 
 
 def recipes(keys: list[str], gpu: Gpu) -> dict[tuple[str, str], TileRecipe]:
     """What is built: of each layer the best known tile, without overlap and with it."""
     return {
-        (key, name): TileRecipe(Conv2d.parse(key), "auto", gpu, recorded=True, overlap=name == WITH)
-        for key in keys for name in (WITHOUT, WITH)
+        (key, name): TileRecipe(Conv2d.parse(key), "auto", gpu, recorded=True, overlap=name == OVERLAPPING)
+        for key in keys for name in (SEPARATE, OVERLAPPING)
     }  # fmt: skip
 
 
@@ -204,23 +206,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="im2win-overlap-") as folder:
         built = build_all(recipes(keys, gpu), Path(folder))
         print(f"built in {time.monotonic() - begin:.0f} s; microseconds without overlap, speedup by it:", flush=True)
-        print(f"{'layer':<44}{'schedule':<18}{'boxes':<20}" + "".join(f"{kind:>8}{'':7}" for kind in KINDS))
+        print(f"{'layer':<44}{'schedule':<18}{'boxes':<20}" + "".join(f"{kind:>8}{'':7}" for kind in OVERLAP_KINDS))
         for key in keys:
             if time.monotonic() - begin > given.limit:
                 failed[key] = "no time left"
                 continue
             try:
-                results.append(measured(key, {name: built[key, name] for name in (WITHOUT, WITH)}, given.check))
+                results.append(measured(key, {name: built[key, name] for name in (SEPARATE, OVERLAPPING)}, given.check))
                 print(line(results[-1]), flush=True)
             except Exception as error:  # one layer's failure does not hide the others
                 failed[key] = f"{type(error).__name__}: {error}"
                 print(f"{key:<44}{failed[key][:200]}", flush=True)
-    for kind in () if given.check else KINDS:
-        ratios = [statistics.median(one["samples_s"][kind][WITHOUT]) / statistics.median(one["samples_s"][kind][WITH]) for one in results]
+    for kind in () if given.check else OVERLAP_KINDS:
+        ratios = [speedup(one["samples_s"][kind]) for one in results]
         if ratios:
             print(f"{kind}: geometric mean {statistics.geometric_mean(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
     path = given.out / "launch-overlap.json"
-    path.write_text(json.dumps({"gpu": gpu.brand, "layers": results, "failed": failed}, indent=1) + "\n")
+    facts = gpu_study.head(LAUNCH_OVERLAP, [Layer(key, Conv2d.parse(key)) for key in keys], gpu)
+    replace_json(path, {**facts, "layers": results, "failed": failed})
     print(f"{len(results)} layers correct, {len(failed)} failed; {time.monotonic() - begin:.0f} s; written to {path}")
 
 

@@ -156,7 +156,7 @@ def test_what_a_run_notes(faked: dict[str, int], tmp_path: Path) -> None:
         "torch_nhwc": "PyTorch has no such convolution.",
         "direct/depthwise": "it is for depthwise layers, which have a group for every input channel",
         "direct/persistent": "persistent kernels multiply float16 or bfloat16 or int8, not float32",
-        "direct/warp_specialized": "warp-specialized kernels multiply float16 or bfloat16 or int8, not float32",
+        "direct/warp_specialized": "warp-specialized kernels multiply float16 or bfloat16 or int8 or float8_e4m3fn, not float32",
         "winograd/tensor_cores": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
     }  # fmt: skip
     assert plain.torch_bytes == {"torch_nchw": 7 << 20}

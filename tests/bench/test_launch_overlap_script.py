@@ -10,7 +10,9 @@ import pytest
 from paths import ROOT
 
 from im2win.device.gpu import H200
+from im2win.reports import launch_overlap as report
 from im2win.spec.conv2d import Conv2d
+from im2win.studies.entries import OVERLAP_KINDS
 
 torch = pytest.importorskip("torch")
 
@@ -53,9 +55,13 @@ def test_layers_and_table(script: Any) -> None:
     made = script.recipes(list(script.LAYERS), H200)
     assert len(made) == 2 * len(script.LAYERS) and {one.overlap for one in made.values()} == {False, True}
     assert all(str(Conv2d.parse(key)) == key for key in script.LAYERS)
-    samples = {kind: {"without": [2e-5, 3e-5], "with": [2e-5, 2e-5]} for kind in script.KINDS}
+    samples = {kind: {"without": [2e-5, 3e-5], "with": [2e-5, 2e-5]} for kind in OVERLAP_KINDS}
     result = {"layer": script.LAYERS[0], "algorithm": "direct/warp_specialized", "tile": {"tma_boxes": "taps"}, "samples_s": samples}
     assert script.line(result).split() == [script.LAYERS[0], "warp_specialized", "taps", *["25.0", "1.250"] * 3]
+    facts = {"brand": "GPU", "device": "gpu", "date": "2026-01-01", "versions": {"cuda": "13"}}
+    lines = report.table([{"layers": [result], "failed": {"other": "no time left"}, **facts}]).splitlines()
+    assert [line.count(text) for line, text in ((lines[2], "25.0"), (lines[2], "1.25"), (lines[3], "1.25"))] == [3, 3, 3]
+    assert "other failed: no time left." in lines[-1]
 
 
 def test_different_kernels_are_not_compared(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

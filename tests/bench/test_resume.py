@@ -62,10 +62,14 @@ def test_a_kept_layer_says_when_and_by_which_source_it_was_measured() -> None:
     {"tile": {}},
     {"conv": str(CONVS[2])},
     {"layer": "other"},
-    {"fingerprint": "cpu:0"},
 ])  # fmt: skip
 def test_what_is_measured_again(changes: dict[str, Any]) -> None:
     assert kept(result(measured(LAYERS[0], **changes))) == {}
+
+
+def test_another_kernel_is_measured_again() -> None:
+    row = measured(LAYERS[0], fingerprint="cpu:0")
+    assert kept(result(row, digests={**TODAY, row.algorithm: "0" * 16})) == {}
 
 
 def test_a_choice_that_was_slower_than_the_default_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

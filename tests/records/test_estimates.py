@@ -32,7 +32,7 @@ HERE = Machine("intel-xeon", "rocketlake", "avx512f", 2, 16, 32, 48 << 10, 2 << 
 CONV = Conv2d.parse("n1-c8x12x12-k16x1x1")
 SIMILAR = [CONV.with_(batch=1 + more) for more in range(1, LEAST_RATIOS + 1)]
 OLD = "mec/tiled"
-FACTS: dict[str, Any] = {"tvm": tvm.__version__, "generator": code_digest("cpu"), "device": HERE.name}
+FACTS: dict[str, Any] = {"tvm": tvm.__version__, "generator": code_digest("cpu", "direct/tiled"), "device": HERE.name}
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
 from im2win.reports import fuzz as fuzz_report
+from im2win.reports import launch_overlap as overlap_report
 from im2win.reports import learned_model as learned_report
 from im2win.reports import mutation as mutation_report
 from im2win.reports import scheduled as scheduled_report
@@ -29,6 +30,7 @@ from im2win.studies.entries import (
     COLD_START,
     EPILOGUES,
     FUZZ,
+    LAUNCH_OVERLAP,
     LEARNED_MODEL,
     MODELS,
     MUTATION,
@@ -69,6 +71,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     BROKEN: fuzz_report.broken_table,
     MUTATION: mutation_report.table,
     LEARNED_MODEL: learned_report.table,
+    LAUNCH_OVERLAP: overlap_report.table,
 }
 
 

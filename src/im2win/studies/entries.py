@@ -37,6 +37,10 @@ HAND_BUILT = "hand-built"
 TVM_SEARCH = "tvm-search"
 OURS_SEARCHED, OURS_BEST, TVM_SEARCHED = "direct/scheduled, searched", "best", "tvm"  # its subjects beside HAND_BUILT and the peers
 
+LAUNCH_OVERLAP = "launch-overlap"
+SEPARATE, OVERLAPPING = "without", "with"  # kernels of a layer
+OVERLAP_KINDS = ("stream", "graph", "alone")  # ways in which they are timed
+
 ALGORITHMS = "algorithms"
 COMPARED = ("im2win/fused", "im2win/stored", "direct/tiled", "im2col/tiled", "implicit_gemm/tiled", "mec/tiled", "mcfa/tiled")
 LIBRARY_GEMM = "im2col and library product"  # the name of a subject

@@ -130,7 +130,7 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("n1-c64x9x9-k64x3x3-NHWC", "warp-specialized kernels multiply float16 or bfloat16 or int8, not float32"),
+        ("n1-c64x9x9-k64x3x3-NHWC", "warp-specialized kernels multiply float16 or bfloat16 or int8 or float8_e4m3fn, not float32"),
         ("n1-c60x9x9-k64x3x3-float16", "channels of 9x9 pixels are brought 8 together, as TMA boxes need, not 60"),
         ("n1-c64x8x8-k64x3x3-int8", "rearrange elements of two bytes, channels first, not int8"),
         ("n1-c64x9x9-k64x3x3-g64-float16-NHWC", "depthwise layers have a schedule of their own"),
