@@ -5,7 +5,7 @@
 First small layers of integers are computed, whose outputs must equal the float64 reference: they show how tensor cores add. Then layers of
 papers12 and ResNet-50, channels last, with float16 outputs, and those of papers12 with float8_e4m3fn outputs. Every output is checked
 against the float64 reference on random tensors before its kernel is timed; layers of fewer than 16 input channels have no float8 kernel and
-are left out. Prints a table and writes OUT/float8.json (the result with one row for each layer and type) and OUT/float8-exact.json.
+are left out. Prints a table and writes a result for each type of output, one for float16's kernels, and OUT/float8-exact.json.
 
 `--check` builds all kernels and times nothing, for machines without a GPU. nvidia-cudnn-frontend has to be importable for the peer; see
 `peers.sh`, which unpacks a wheel.
@@ -50,7 +50,7 @@ def layers_of(batch: int) -> list[tuple[Layer, Layer]]:
                 if layer.conv.in_channels % 16 == 0:
                     conv = layer.conv.with_(dtype=DTYPE, out_dtype=out, layout="NHWC")
                     half = layer.conv.with_(dtype="float16", layout="NHWC")
-                    found.append((Layer(f"{name} {layer.name}", conv, layer.count), Layer(layer.name, half, layer.count)))
+                    found.append((Layer(f"{name} {layer.name}", conv, layer.count), Layer(f"{name} {layer.name}", half, layer.count)))
     return found
 
 
@@ -131,7 +131,10 @@ def timed(given: argparse.Namespace, gpu: Gpu, pairs: Sequence[tuple[Layer, Laye
 
     set_up_peers("float32")
     limits = measure_ceilings()
-    result = new_result("float8-nhwc", [one for pair in pairs for one in pair], gpu, limits)
+    by_type = dict[str, list[Layer]]()
+    for one in (one for pair in pairs for one in pair):
+        by_type.setdefault(one.conv.types, []).append(one)
+    results = {types: new_result("float8", layers, gpu, limits) for types, layers in by_type.items()}
     halves: dict[Conv2d, float | None] = {}
     print(f"{'layer':44} {'out':14} {'ms':>8} {'cuDNN':>8} {'float16':>8} {'over cuDNN':>10} {'over f16':>8} {'error':>8}  remarks")
     for number, (layer, half) in enumerate(pairs):
@@ -140,14 +143,15 @@ def timed(given: argparse.Namespace, gpu: Gpu, pairs: Sequence[tuple[Layer, Laye
             break
         with Peers([GRAPH], "float32", gpu, plan_s=given.plan_seconds) as peers:
             row = time_layer(layer, gpu, limits, "float32", {"ours": built[layer.conv, "ours"]}, 15, peers)
-        result.layers.append(row)
+        results[layer.conv.types].layers.append(row)
         if half.conv not in halves:
             with Peers([], "float32", gpu) as peers:
                 other = time_layer(half, gpu, limits, "float32", {"ours": built[half.conv, "ours"]}, 15, peers)
-            result.layers.append(other)
+            results[half.conv.types].layers.append(other)
             halves[half.conv] = other.ours_ms
         torch.cuda.empty_cache()
-        result.save(given.out / "float8.json")
+        for result in results.values():
+            result.save(given.out / f"{Path(result.stem).name}.json")
         ours, theirs, narrow = row.ours_ms, row.peers.get(GRAPH), halves[half.conv]
         ratios = (theirs / ours if ours and theirs else None, narrow / ours if ours and narrow else None)
         numbers = zip((ours, theirs, narrow, *ratios), (8, 8, 8, 10, 8), strict=True)
