@@ -10,7 +10,7 @@ from pathlib import Path
 from im2win.registry import sources
 
 # Programs and libraries that a message tells of, as tables of benchmarks name them.
-SUBJECTS = {"cuDNN", "im2win", "inductor", "numpy", "nvcc", "torch", "tvm"}
+SUBJECTS = {"cuDNN", "im2win", "inductor", "numpy", "nvcc", "nvrtc", "torch", "tvm"}
 # Their texts are part of the proofs of records.
 GENERATORS = {path.resolve() for target in sources.TARGETS for path in sources.files(target)}
 

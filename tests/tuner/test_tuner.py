@@ -254,7 +254,7 @@ def test_batches_are_built_while_those_before_are_measured(tmp_path: Path, machi
     session = Session(SMALL, names(), machine, Log(tmp_path), 40, 0, patience=None)
     begun: list[Choice] = []
     measurement: Any = SimpleNamespace(ahead=ahead, start=begun.extend)
-    for batch in _batches(session, measurement):
+    for batch in _batches(session, measurement, None):
         place = len(session.tried)
         assert begun[place : place + len(batch)] == batch
         assert len(begun) - place - len(batch) >= min(ahead, 40 - place - len(batch)) and (ahead or begun[place:] == batch)
@@ -267,7 +267,7 @@ def test_a_session_that_gains_nothing_drops_what_is_built(tmp_path: Path, machin
     session = Session(SMALL, names(), machine, Log(tmp_path), 60, 0, patience=8)
     begun: list[Choice] = []
     measurement: Any = SimpleNamespace(ahead=16, start=begun.extend)
-    for batch in _batches(session, measurement):
+    for batch in _batches(session, measurement, None):
         for choice in batch:
             took(session, choice, 1e-3)
     assert len(session.tried) == 16 < len(begun)
