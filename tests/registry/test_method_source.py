@@ -145,7 +145,7 @@ def test_a_copy_has_the_same_digests(copy: Path) -> None:
 FILES = ("schedules/cpu_dot/vectors.py", "schedules/cuda/mma/wgmma_shared.hpp")
 
 
-@pytest.mark.parametrize("name", [*FILES, pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*FILES, pytest.param("", marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_a_change_of_any_file_changes_the_methods_that_it_counts_for(name: str, copy: Path) -> None:
     """Of the files above, and of all schedules."""
     for target in [target for target in sources.TARGETS if not name or copy / name in sources.files(target)]:
@@ -350,6 +350,7 @@ def test_all_that_runs_for_a_default_tile_counts(target: str, method: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_that_runs_for_shipped_records_counts() -> None:
     """Of every method some records of every device, far apart."""
     log = Log(PACKAGED)
