@@ -84,14 +84,14 @@ def _measure(path: Path) -> int:
         generator.standard_normal(out=array, dtype=np.float32)
         return array.astype(dtype, copy=False) if ELEMENT_TYPES[dtype].limits is None else np.abs(8 * array).astype(dtype)
 
-    dtypes, channels = conv.dtypes, (conv.out_channels,)
+    dtypes, elements = conv.dtypes, {"bias": conv.out_channels, "scale": conv.scales}
     normal((1024,), "float32")  # allocates the generator's own memory before the count
     start_threads()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # else small tensors would reuse memory that imports freed and that is counted already
     before, code = _kilobytes("VmRSS"), _code_kilobytes()
-    per_channel = (normal(channels, dtypes[name]) if name in dtypes else None for name in ("bias", "scale"))
+    per_channel = (normal((count,), dtypes[name]) if name in dtypes else None for name, count in elements.items())
     layer = op.bind(normal(conv.filter_shape, dtypes["filter"]), *per_channel)
     x, residual = normal(conv.input_shape, conv.dtype), normal(conv.output_shape, conv.out_dtype) if conv.residual else None
     y = np.full(conv.output_shape, ELEMENT_TYPES[conv.out_dtype].poisons[0], conv.out_dtype)

@@ -79,7 +79,8 @@ class Op:
         Args:
             w: filters of `conv.filter_shape`; later changes to the tensor have no effect.
             bias: [out_channels]; required where the problem has a bias, refused elsewhere.
-            scale: float32 [out_channels], finite; required where the problem requantises its outputs, refused elsewhere.
+            scale: float32 [out_channels], with `own_steps` [out_channels + 5], finite; required where the problem requantises its outputs,
+                refused elsewhere.
 
         Raises:
             ArgumentError: a tensor has the wrong shape, dtype or layout, a scale is not finite, or a bias or scale is missing or not
