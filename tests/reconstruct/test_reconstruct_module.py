@@ -84,7 +84,8 @@ def test_a_rule_that_does_not_fit_leaves_the_kernels_unfused(caplog: pytest.LogC
 def test_our_own_kernels_come_back_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     """Two functions in a module, our own pipeline: nothing to fuse within a function, and no barrier too many."""
     conv = Conv2d.parse("n1-c20x5x6-k32x3x3-p1")
-    module = cuda_lowering.lower(conv, schedule_of("im2win/stored"), MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
+    tile = MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc")
+    module = cuda_lowering.lower(conv, schedule_of("im2win/stored"), tile, H200, overlap=False)
     before = cuda_codegen.generate_source(module, H200)
     with caplog.at_level(logging.INFO, "im2win.reconstruct"):
         made = reconstruct_module(module, H200, ["barriers", "pkf-shmem"], pipeline=PIPELINE)

@@ -32,7 +32,7 @@ HERE = Machine("intel-xeon", "rocketlake", "avx512f", 2, 16, 32, 48 << 10, 2 << 
 CONV = Conv2d.parse("n1-c8x12x12-k16x1x1")
 SIMILAR = [CONV.with_(batch=1 + more) for more in range(1, LEAST_RATIOS + 1)]
 OLD = "mec/tiled"
-FACTS: dict[str, Any] = {"tvm": tvm.__version__, "generator": code_digest("cpu", "direct/tiled"), "device": HERE.name}
+FACTS: dict[str, Any] = {"tvm": tvm.__version__, "device": HERE.name}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def default() -> tuple[str, Any]:
 def made(seconds: float, method: str = OLD, conv: Conv2d = CONV, **more: Any) -> Record:
     row = schedule_of(method)
     tile = default()[1] if method == default()[0] else next(iter(row.scheduler.space(conv, HERE)))
-    return ok(seconds, conv, **{"tile": tile.as_dict(), "algorithm": method, **FACTS, **more})
+    return ok(seconds, conv, **{"tile": tile.as_dict(), "algorithm": method, "generator": code_digest("cpu", method), **FACTS, **more})
 
 
 def evidence(*ratios: float, method: str | None = None, **more: Any) -> Iterable[Record]:

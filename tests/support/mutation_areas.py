@@ -69,6 +69,7 @@ TESTS: Sequence[tuple[str, Sequence[str]]] = (
     ("schedules/studies/cuda_ladder*", ["tests/studies/test_cuda_ladder.py"]),
     ("schedules/studies/sliding.py", ["tests/studies/test_cuda_sliding.py"]),
     ("schedules/studies/winograd_tc/*", [*_WINOGRAD_TC, "tests/schedules/cuda/test_cuda_golden.py"]),
+    ("schedules/cuda/*launch_overlap.py", ["tests/schedules/cuda/test_cuda_launch_overlap.py"]),
     ("schedules/cuda/model/*", _MODELS_OF_CUDA),
     ("schedules/cuda/space/*", ["tests/registry/test_floors.py", "tests/registry/test_registry.py"]),
     ("schedules/cuda/*multistage*", _MULTISTAGE),

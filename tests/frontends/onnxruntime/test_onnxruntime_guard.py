@@ -234,5 +234,5 @@ def test_lines_are_compared_with_their_own_shapes(cache: Path, tmp_path: Path, m
 
     monkeypatch.setattr(guard, "compared", compared)
     made = im2win.for_onnxruntime(model, tmp_path / "ours.onnx")
-    assert [layer.conv for layer in made.layers] == ["n2-c8x1x31-k16x1x3-s1x2-p0x1-residual-relu"] and not made.skipped
+    assert [layer.conv for layer in made.layers] == ["n2-c8x1x31-k16x1x3-s1x2-p0x1-add-relu"] and not made.skipped
     assert len(seen) == 2  # the layer, and the whole
