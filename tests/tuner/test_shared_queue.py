@@ -70,6 +70,9 @@ class Threads:
             (self.own[only] if only else self.open).put(future)
         return future
 
+    def measured_before(self, choice: Candidate, kernel: Any) -> None:
+        """No two candidates are the same kernel."""
+
     def record(self, choice: Candidate, outcome: Outcome, kernel: Any, *, again: bool = False) -> None:
         self.recorded.append((choice.key, again, outcome.samples_s[0] if outcome.samples_s else 0.0))
 
