@@ -153,12 +153,10 @@ def test_workspaces_are_shown_where_they_were_measured() -> None:
 
 
 def test_no_committed_fraction_of_a_gpu_is_above_its_roof() -> None:
-    """Level-2 cache is overwritten before every call there, so no layer can beat memory. Ceilings are measured, too, and differ by 3 %
-    from run to run: a kernel at a library's rate for large products may be above one of them by less.
-    """
+    """Level-2 cache is overwritten before every call there, so no layer can beat memory."""
     for name, one in report.load_all(RESULTS).items():
         if "cuda" in one.versions and not one.suite.startswith("ladder"):
-            assert all((roofline_fraction(row, one.accuracy, one.ceilings) or 0) <= 1.03 for row in one.layers), name
+            assert all((roofline_fraction(row, one.accuracy, one.ceilings) or 0) <= 1 for row in one.layers), name
 
 
 def test_untuned_table() -> None:

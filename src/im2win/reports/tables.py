@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,20 @@ class ReportError(ValueError):
 
 
 def load_all(folder: Path) -> dict[str, Result]:
-    """Every result of times under `folder`, by its path without suffix, sorted."""
+    """Every result of times under `folder`, by its path without suffix, sorted.
+
+    A GPU's ceilings are the highest of its results: measuring an upper bound may fall short of it.
+    """
     paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(PREFIX)]
-    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
+    found = {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
+    highest: dict[str, dict[str, float]] = {}
+    for one in filter(_on_gpu, found.values()):
+        known = highest.setdefault(one.device, {})
+        known |= {name: max(value, known.get(name, value)) for name, value in one.ceilings.items()}
+    return {
+        name: replace(one, ceilings={ceiling: highest[one.device][ceiling] for ceiling in one.ceilings}) if _on_gpu(one) else one
+        for name, one in found.items()
+    }
 
 
 def refresh(readme: Path, folder: Path) -> bool:
