@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -472,6 +473,28 @@ def test_a_run_whose_processes_are_killed_at_random_loses_nothing(tmp_path: Path
     log = Log(tmp_path / "log")
     found = log.read(SMALL, Machine.host().name)
     assert not log.problems and {one.outcome for one in found} == {"ok"} and len({(one.method, str(one.tile)) for one in found}) == 24
+
+
+@pytest.mark.parametrize("before", [None, "/elsewhere"])
+def test_what_a_compiler_writes_beside_the_library_is_in_the_session_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Where the process is killed, the session removes it with its folder. Afterwards the process has its own folder again."""
+    made: list[str] = []
+
+    def compiles(*job: Any) -> None:
+        made.append(tempfile.mkdtemp())
+        made.append(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+
+    monkeypatch.setattr(CpuBackend, "build", compiles)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    if before is None:
+        monkeypatch.delenv("TMPDIR", raising=False)
+    else:
+        monkeypatch.setenv("TMPDIR", before)
+    assert build_worker.build(_job(tmp_path)).outcome == "ok"
+    assert sorted(made) == sorted(str(one) for one in tmp_path.iterdir())
+    assert os.environ.get("TMPDIR") == before and tempfile.tempdir is None
 
 
 @pytest.mark.fault("compilers and devices", "the GPU disappears")

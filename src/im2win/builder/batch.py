@@ -18,6 +18,7 @@ from im2win.builder.selections import Question, Selection, Selections
 from im2win.common.locking import LogError
 from im2win.common.messages import brief
 from im2win.common.progress import Reporter
+from im2win.common.temporary import TemporaryFolder, temporaries_in
 from im2win.common.worker_pool import Worker, WorkerError, as_ready, serve
 from im2win.device.cpu import Machine, usable_cpus
 from im2win.device.gpu import Gpu
@@ -174,7 +175,8 @@ def build(job: Job) -> tuple[int, Selection] | str:
     try:
         selection, cache = job.chooser.selected(job.conv, job.device), Artefacts(job.chooser.folder)
         if selection.algorithm:
-            cache.selected(selection, job.conv, job.device)
+            with TemporaryFolder("build") as folder, temporaries_in(folder):
+                cache.selected(selection, job.conv, job.device)
         return cache.built, selection
     except Exception as error:
         return brief(error)

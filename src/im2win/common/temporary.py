@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 YOUNG_S = 60.0  # age up to which a folder is left alone: its maker may be about to lock it
@@ -35,6 +36,24 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         """Removes the folder."""
         super().cleanup()
         self._release()
+
+
+@contextlib.contextmanager
+def temporaries_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """A context in which this process and the programs that it starts make their temporary files in a folder.
+
+    A compiler that is killed leaves its files; who owns the folder removes them with it.
+    """
+    before, own = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = os.fspath(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = own
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.common.messages import brief
+from im2win.common.temporary import temporaries_in
 from im2win.common.worker_pool import WorkerError, serve
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Kernel, Tile
@@ -58,9 +59,13 @@ class Built:
 
 
 def build(job: BuildJob) -> Built:
-    """Compiles a candidate. An exception of the compiler becomes an outcome, which is undecided where the machine is to blame."""
+    """Compiles a candidate. An exception of the compiler becomes an outcome, which is undecided where the machine is to blame.
+
+    What the compiler writes beside the library is in its folder, so that nothing stays where this process is killed.
+    """
     try:
-        kernel = backend_for(job.device).build(job.conv, schedule_of(job.algorithm), job.tile, job.path)
+        with temporaries_in(job.path.parent):
+            kernel = backend_for(job.device).build(job.conv, schedule_of(job.algorithm), job.tile, job.path)
     except TileError as error:
         return Built("illegal", str(error))
     except Exception as error:
