@@ -132,9 +132,21 @@ class Geometry:
         return self.words * math.prod(self.phases) * self.plane + max(self.tile.windows - self.line, 0)
 
     @derived
+    def by_tile(self) -> bool:
+        """Whether the epilogue follows the product of a register tile, whose windows are of one row, or rows follow one another."""
+        return self.tile.axis != "windows" or self.expanded or self.pitch == self.conv.output_size[1]
+
+    @derived
+    def held(self) -> int:
+        """Sums that are kept until their epilogue: of all places of a line, or of a register tile, and with AMX of two."""
+        if not self.by_tile:
+            return self.tile.block * self.held_line
+        return self.tile.block * self.tile.windows * (2 if self.tile.instruction == "amx" else 1)
+
+    @derived
     def held_line(self) -> int:
-        """Sums of a line that are kept with axis "windows"."""
-        return self.size[1] if self.expanded else max(self.line, self.tile.windows)
+        """Places of a line whose sums are kept."""
+        return max(self.line, self.tile.windows)
 
     @derived
     def chunk(self) -> int:

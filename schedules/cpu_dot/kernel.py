@@ -10,8 +10,8 @@ parallel (channel pass, n, block of output rows)
 
 The epilogue of AMX tiles follows the product of the next ones, so that neither waits for the other.
 
-With axis "windows" the epilogue follows when all windows of a line (`geometry`) have their sums, since register tiles may cross the ends of
-rows.
+With axis "windows", where register tiles cross the ends of rows, the epilogue follows when all windows of a line (`geometry`) have their
+sums. Elsewhere lines are the inner loop: neighbouring rows read many of the same inputs, which are still in the level-1 cache.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Kernel:
         self.per_group = self.pack.blocks_per_group(conv)
         self.group_channels = self.pack.single_group(conv).out_channels // self.pack.single_group(conv).groups
         self.stored = 4 // conv.itemsize
-        self.block_words = (self.pack.steps(conv) + (self.sums == "int32")) * tile.block
+        self.block_words = (self.pack.stored(conv) + (self.sums == "int32")) * tile.block
 
     def function(self, name: str) -> Any:
         """The function over the tensors of `conv.arguments`."""
@@ -119,7 +119,7 @@ class _Kernel:
         conv, tile, geometry = self.conv, self.tile, self.geometry
         copy = T.alloc_buffer((geometry.copied * self.one.group,), self.one.staged)
         copier = Copy(geometry, self.one, self.tensors["data"], copy)
-        self.held = T.alloc_buffer((self._held_sums(),), self.sums)
+        self.held = T.alloc_buffer((geometry.held,), self.sums)
         if self.one.tiles:  # TVM would let the sums have the copy's memory where that is not read again, but cannot type their address
             T.buffer_store(self.held, tirx.const(0, self.sums), [0])
         self.product = Product(geometry, self.one, copy, self.tensors["filter"], self.held)
@@ -142,50 +142,53 @@ class _Kernel:
         inside = clamped(block % self.per_group, self.tile.block, self.per_group, self.group_channels)
         return block // self.per_group * self.group_channels + inside
 
-    def _held_sums(self) -> int:
-        """Elements of the buffer of sums."""
-        if self.tile.axis == "windows":
-            return self.tile.block * self.geometry.held_line
-        return self.tile.block * self.tile.windows * (2 if self.one.tiles else 1)
-
     def _block(self, n: Expr, first_row: Expr, block: Expr, channel: Expr) -> None:
         """The products and the epilogue of a channel block."""
         geometry, tile = self.geometry, self.tile
         words = T.bind(block * self.block_words)
-        if tile.axis == "windows":
-            with T.serial(geometry.lines) as line:
-                with T.serial(geometry.tiles) as t:
-                    place = T.bind(t * tile.windows if geometry.expanded else clamped(t, tile.windows, geometry.tiles, geometry.line))
-                    row = line * (geometry.strides[0] * geometry.words * geometry.size[1]) if geometry.expanded else 0
-                    self.product.emit(T.bind(row + place), words, place, geometry.held_line)
-                self._write_lines(n, first_row + line, words, channel)
+        if not geometry.by_tile:
+            with T.serial(geometry.tiles) as t:
+                place = T.bind(clamped(t, tile.windows, geometry.tiles, geometry.line))
+                self.product.emit(place, words, place, geometry.held_line)
+            self._write_lines(n, first_row, words, channel)
             return
-        count = geometry.lines * geometry.tiles
-        known = self._numbers_of_block(words, channel)
+        known = {} if tile.axis == "windows" else self._numbers_of_block(words, channel)
+
+        def write(i: Expr, sums: Expr) -> None:
+            if tile.axis == "windows":
+                self._write_channels(n, first_row, i, words, channel, sums)
+            else:
+                self._write_tile(n, first_row, i, channel, known, sums)
+
+        count, size = geometry.lines * geometry.tiles, tile.block * tile.windows
         if not self.one.tiles or count == 1:
             with T.serial(count) as i:
                 self._multiply(i, words, tirx.const(0, "int32"))
-                self._write_tile(n, first_row, i, channel, known)
+                write(i, tirx.const(0, "int32"))
             return
-        size = tile.block * tile.windows
         with T.serial(count) as i:
             self._multiply(i, words, T.bind(i % 2 * size))
             with T.If(i > 0), T.Then():
-                self._write_tile(n, first_row, i - 1, channel, known, T.bind((i + 1) % 2 * size))
-        self._write_tile(n, first_row, tirx.const(count - 1, "int32"), channel, known, tirx.const((count - 1) % 2 * size, "int32"))
+                write(i - 1, T.bind((i + 1) % 2 * size))
+        write(tirx.const(count - 1, "int32"), tirx.const((count - 1) % 2 * size, "int32"))
 
     def _place(self, index: Expr) -> tuple[Expr, Expr]:
         """(line of the row block, first place in it) of a register tile."""
-        geometry = self.geometry
+        geometry, windows = self.geometry, self.tile.windows
+        if geometry.expanded:
+            return index % geometry.lines, T.bind(index // geometry.lines * windows)
         line, t = (0, index) if geometry.lines == 1 else (index // geometry.tiles, index % geometry.tiles)
-        return line, T.bind(clamped(t, self.tile.windows, geometry.tiles, geometry.line))
+        return line, T.bind(clamped(t, windows, geometry.tiles, geometry.line))
 
     def _multiply(self, index: Expr, words: Expr, sums: Expr) -> None:
-        """The product of a register tile of windows with their channels side by side."""
-        geometry = self.geometry
+        """The product of a register tile, whose sums begin at an element of the buffer."""
+        geometry, tile = self.geometry, self.tile
         line, place = self._place(index)
         row = line * (geometry.strides[0] * geometry.size[1] * geometry.words)
-        self.product.emit(T.bind(row + place * (geometry.strides[1] * geometry.words)), words, sums, self.tile.block)
+        if tile.axis == "windows":
+            self.product.emit(T.bind(row + place), words, sums, tile.windows)
+        else:
+            self.product.emit(T.bind(row + place * (geometry.strides[1] * geometry.words)), words, sums, tile.block)
 
     # --- the epilogue
 
@@ -267,7 +270,7 @@ class _Kernel:
 
     def _offset(self, words: Expr, channel: Expr) -> Expr:
         """The offset behind a block's filters, of a channel in the block."""
-        first = (words + self.pack.steps(self.conv) * self.tile.block + channel) * self.stored
+        first = (words + self.pack.stored(self.conv) * self.tile.block + channel) * self.stored
         return tirx.reinterpret("int32", load(self.tensors["filter"], first, self.stored))
 
     def _per_channel(self) -> list[str]:
@@ -285,7 +288,7 @@ class _Kernel:
         known: dict[tuple[str, int], Expr] = {}
         for j in range(tile.vectors):
             if self.sums == "int32":
-                first = (words + (self.pack.steps(conv) * tile.block + j * lanes)) * self.stored
+                first = (words + (self.pack.stored(conv) * tile.block + j * lanes)) * self.stored
                 value = load(self.tensors["filter"], first, lanes * self.stored)
                 known["offset", j] = T.bind(tirx.reinterpret(vectors.typed("int32", lanes), value))
             for name in self._per_channel():
@@ -317,24 +320,53 @@ class _Kernel:
             with T.If(x < out_w), T.Then():
                 write(row + down, x)
 
+    def _write_channels(self, n: Expr, first_row: Expr, index: Expr, words: Expr, channel: Expr, sums: Expr) -> None:
+        """The epilogue of a register tile of neighbouring windows, of one channel after the other; `sums` as for `_write_tile`."""
+        geometry, windows = self.geometry, self.tile.windows
+        (out_h, out_w), tiles = self.conv.output_size, geometry.tiles
+        line, place = self._place(index)
+        run = min(windows, geometry.line)
+        last = geometry.line - (tiles - 1) * windows if geometry.expanded else run  # windows of a line's last tile
+
+        def channels(run: int) -> None:
+            with T.serial(self.tile.block) as c:
+                at = T.bind(((n * self.conv.out_channels + channel + c) * out_h + first_row + line) * out_w + place)
+                self._write_run(run, at, sums + c * windows, self._numbers_of_channel(words, channel, c))
+
+        if last == run:
+            channels(run)
+            return
+        if tiles == 1:
+            channels(last)
+            return
+        with T.If(index < (tiles - 1) * geometry.lines):
+            with T.Then():
+                channels(run)
+            with T.Else():
+                channels(last)
+
     def _write_lines(self, n: Expr, first_row: Expr, words: Expr, channel: Expr) -> None:
         """The epilogue of all windows of a line, of one channel after the other."""
-        conv, tile, geometry = self.conv, self.tile, self.geometry
+        conv, geometry = self.conv, self.geometry
         out_h, out_w = conv.output_size
-        whole = geometry.pitch == out_w  # rows follow one another
-        rows, run = (1, geometry.line) if whole else (tile.row_block, out_w)
-        bytewise = tile.lanes == AVX512_LANES and self.one.packs and conv.out_dtype in ("int8", "uint8")
-        lanes = PACKED if bytewise and run >= PACKED else tile.lanes
-        with T.serial(tile.block) as c:
-            known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
-            if self.sums == "int32":
-                known["offset"] = T.bind(self._offset(words, c))
+        with T.serial(self.tile.block) as c:
+            known = self._numbers_of_channel(words, channel, c)
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
-            with T.serial(rows) as r:
-                vectors.sweep(
-                    run, lanes,
-                    lambda x, width: self._finish(
-                        width, plane + (r * out_w + x), c * geometry.held_line + (r * geometry.pitch + x),
-                        lambda name: vectors.splat(known[name], min(width, tile.lanes)),
-                    ),
-                )  # fmt: skip
+            with T.serial(self.tile.row_block) as r:
+                self._write_run(out_w, plane + r * out_w, c * geometry.held_line + r * geometry.pitch, known)
+
+    def _numbers_of_channel(self, words: Expr, channel: Expr, c: Expr) -> dict[str, Expr]:
+        """Offset, bias and scale of a block's channel."""
+        known: dict[str, Expr] = {name: T.bind(self._numbers(name, channel + c, 1)) for name in self._per_channel()}
+        if self.sums == "int32":
+            known["offset"] = T.bind(self._offset(words, c))
+        return known
+
+    def _write_run(self, run: int, at: Expr, sums: Expr, known: dict[str, Expr]) -> None:
+        """The epilogue of `run` neighbouring windows of a channel: outputs from `at` on, and their sums."""
+        lanes = self.tile.lanes
+        bytewise = lanes == AVX512_LANES and self.one.packs and self.conv.out_dtype in ("int8", "uint8")
+        vectors.sweep(
+            run, PACKED if bytewise and run >= PACKED else lanes,
+            lambda x, width: self._finish(width, at + x, sums + x, lambda name: vectors.splat(known[name], min(width, lanes))),
+        )  # fmt: skip

@@ -96,5 +96,4 @@ def _fits(conv: Conv2d, tile: DotTile, machine: Machine) -> list[tuple[bool, str
 def held_bytes_of_step(conv: Conv2d, tile: DotTile) -> int:
     """Bytes that a parallel step copies its input to and keeps sums in."""
     geometry = Geometry(conv, tile)
-    sums = geometry.held_line if tile.axis == "windows" else tile.windows
-    return 4 * (geometry.copied + sums * tile.block)
+    return 4 * (geometry.copied + geometry.held)

@@ -22,6 +22,7 @@ TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile,
 CROSSED = 2.0  # the same, further, of a tile whose rows all cross the end of a cache line, in loads of one
 STREAM_BYTES = 12.0  # bytes of filters a cycle that a core gets from beyond its level-2 cache
 ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, half of them for any rows, and until its sums can be added to
+SHARED = (1.0, 1.0, 1.4, 1.8)  # times of a product, by the register tile's AMX tiles of sums, where another thread uses the core, too
 AHEAD = 200.0  # cycles by which a core is ahead with the next register tile of AMX tiles while products wait for sums
 EXPANDED = 3.0  # cycles of a vector of words of kernel columns
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
@@ -30,6 +31,8 @@ PIECE = 3.0  # cycles of each further piece of a row's outputs
 COPIED = 2.0  # cycles of 64 copied bytes
 SCATTERED = 4.0  # cycles of a pixel that is copied by itself
 STRIDED = 24.0  # cycles of a vector of pixels that are far from each other in their planes
+TOGETHER = 0.9  # share of the level-1 cache that filters and inputs of a register tile may take
+THRASHED = 4.0  # times of their bytes where they take more
 STEP = 300.0  # cycles of a parallel step
 MULTIPLIED = {"madd": 0.5, "mul": 0.33}  # vectors that are multiplied and added in the time of a fused multiply-add
 DPBF16 = {"znver": 1.0, "": 0.25}  # the same of vdpbf16ps, by the beginning of the microarchitecture's name: Intel's begin half of one
@@ -70,7 +73,8 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
         if CACHE_LINE % geometry.chunk:
             crossing += filters * (geometry.chunk - 1) / CACHE_LINE
         loads = left + right + CROSSED * crossing
-        products = max(chunks * max(sums * (ROWS + tile.rows) / 2, TILE_LOAD * loads), PRODUCT * chunks - AHEAD)
+        each = SHARED[min(sums, len(SHARED)) - 1] * (ROWS + tile.rows) / 2
+        products = max(chunks * (sums * each + TILE_LOAD * loads), PRODUCT * chunks - AHEAD)
         return products + TILE_SUM * sums * tile.rows / ROWS + TILE_START
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
@@ -142,10 +146,13 @@ def _cache(conv: Conv2d, tile: DotTile, geometry: Geometry, machine: Machine) ->
     """Cycles of a channel block for what its register tiles read from the level-2 cache, beside products that hide a part."""
     filters = 4.0 * tile.pack.steps(conv) * tile.block
     tiles = geometry.lines * geometry.tiles
+    inputs = 4.0 * geometry.copied
+    of_tile = min(4.0 * tile.pack.steps(conv) * tile.windows, inputs)
     read = 0.0
     if filters > 0.6 * machine.l1_bytes:
         read += filters * tiles
-    inputs = 4.0 * geometry.copied
+    elif tile.axis == "windows" and filters + of_tile > TOGETHER * machine.l1_bytes:  # each takes the other's place
+        read += THRASHED * (filters + of_tile) * tiles
     if inputs > 0.5 * machine.l1_bytes:
         read += inputs
     sums = 8.0 * geometry.line * tile.block if tile.axis == "windows" else 0.0

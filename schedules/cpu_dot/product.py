@@ -168,19 +168,25 @@ class Product:
             amx("tilezero", accumulator)
 
         def step(data: Expr, taps: Expr, data_distance: int) -> None:
-            """A chunk of steps: its words of the copy and of the filters, and the words from one row of an input tile to the next."""
+            """A chunk of steps: its words of the copy and of the filters, and the words from one row of an input tile to the next.
+
+            Loads come first: where another thread has a part of the core, each change from loads to products and back costs as much as one
+            of either.
+            """
             left, right = (taps, data) if across else (data, taps)
             filters, copy = (self._filters, self._stored), (self._copy, one.group)  # with the elements of a word
             (left_buffer, left_word), (right_buffer, right_word) = (filters, copy) if across else (copy, filters)
-            left_distance = geometry.chunk if across else geometry.strides[1] * geometry.words
+            left_distance = tile.pack.pitch(self._conv) if across else geometry.strides[1] * geometry.words
             right_distance = data_distance if across else tile.pack.block
             for i in range(rows):
                 at = (left + i * tile.rows * left_distance) * left_word
                 load_tile(registers.left(i), left_buffer, at, (tile.rows, geometry.chunk, left_distance, left_word))
-            for j in range(cols):
-                at = (right + j * TILE_WORDS) * right_word
-                load_tile(registers.right(j), right_buffer, at, (geometry.chunk, TILE_WORDS, right_distance, right_word))
-                for i in range(rows):
+            for first in range(0, cols, registers.spare):
+                columns = range(first, min(first + registers.spare, cols))
+                for j in columns:
+                    at = (right + j * TILE_WORDS) * right_word
+                    load_tile(registers.right(j), right_buffer, at, (geometry.chunk, TILE_WORDS, right_distance, right_word))
+                for i, j in itertools.product(range(rows), columns):
                     amx(self._multiply(), registers.sum(i, j), registers.left(i), registers.right(j))
 
         self._chunks(place, block, step)
@@ -202,23 +208,23 @@ class Product:
         geometry, conv, pack = self._geometry, self._conv, self._tile.pack
         words, run, chunk = pack.words(conv), geometry.run, geometry.chunk
         across = self._tile.axis == "windows"
-        taken = pack.block  # words of the filters for a step
+        taken = chunk // pack.chunk(conv) * pack.pitch(conv) * pack.block  # words of the filters for a chunk
         if geometry.expanded:
             distance = geometry.size[1]
             with T.serial(pack.steps(conv) // run) as u, T.serial(run // chunk) as q:
                 at = place + (geometry.offset(0, u) * geometry.words + q * chunk) * distance
-                step(at, block + (u * run + q * chunk) * taken, distance)
+                step(at, block + (u * (run // chunk) + q) * taken, distance)
             return
         if geometry.over_columns:
             distance = geometry.offset(1, 1) if across else 1
             with T.serial(conv.kernel[0]) as u, T.serial(run // chunk) as q:
                 at = place + (self._tap(u, 0, 0) + q * (chunk * distance))
-                step(at, block + (u * run + q * chunk) * taken, distance)
+                step(at, block + (u * (run // chunk) + q) * taken, distance)
             return
         distance = geometry.plane if across else 1
         with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words // chunk) as q:
             at = place + (self._tap(u, v, 0) + q * (chunk * distance))
-            step(at, block + ((u * conv.kernel[1] + v) * words + q * chunk) * taken, distance)
+            step(at, block + ((u * conv.kernel[1] + v) * (words // chunk) + q) * taken, distance)
 
 
 class Registers:
@@ -226,8 +232,8 @@ class Registers:
 
     def __init__(self, rows: int, cols: int) -> None:
         self._rows, self._cols = rows, cols
-        self._spare = min(TILES - rows * cols - rows, cols)
-        assert self._spare >= 1
+        self.spare = min(TILES - rows * cols - rows, cols)  # columns of the right factor that are held at a time
+        assert self.spare >= 1
 
     def sum(self, i: int, j: int) -> int:
         """The register of sums of a row and a column."""
@@ -239,12 +245,12 @@ class Registers:
 
     def right(self, j: int) -> int:
         """The register of the right factor's column."""
-        return self._rows * (self._cols + 1) + j % self._spare
+        return self._rows * (self._cols + 1) + j % self.spare
 
     @property
     def shapes(self) -> list[str]:
         """What each register holds: "sum", "left" or "right"."""
-        return ["sum"] * (self._rows * self._cols) + ["left"] * self._rows + ["right"] * self._spare
+        return ["sum"] * (self._rows * self._cols) + ["left"] * self._rows + ["right"] * self.spare
 
 
 def amx(name: str, register: int, *arguments: Any) -> None:

@@ -70,7 +70,7 @@ class DotTile(PlainTile):
     def pack(self) -> DotPack:
         """The packing of filters for this tile."""
         shift = next((one.shift for one in INSTRUCTIONS if one.name == self.instruction and one.group == self.group), 0)
-        order = "chunks" if self.instruction == "amx" and self.axis == "windows" else "steps"
+        order = "lines" if self.instruction == "amx" and self.axis == "windows" else "steps"
         return DotPack(self.block, self.group, shift, order, int(self.axis == "depthwise"), self.along)
 
     @property

@@ -373,14 +373,14 @@ def test_packing() -> None:
     """Words in the instruction's order, the last block overlapping, offsets behind them; a manifest keeps the packing."""
     conv = Conv2d(1, 5, 4, 4, 6, (1, 2), dtype="int8", zero_point=3)
     w = dot_tensors(conv)["filter"]
-    for order in ("steps", "rows", "chunks"):
+    for order in ("steps", "rows", "chunks", "lines"):  # of the last two, chunks are of two words, which no zeros follow
         pack = DotPack(4, 4, 128, order)
         assert pack.shape(conv) == (2, (4 + 1) * 4 * 4) and pack.starts(conv) == [0, 2]
         packed = pack.filter(conv, w)
         assert packed.shape == pack.shape(conv) and packed.dtype == np.int8 and codec.from_dict(codec.as_dict(pack)) == pack
         words = packed[:, : 4 * 4 * 4].reshape(2, 4, 4, 4)
         words = words.transpose(0, 2, 1, 3) if order == "steps" else words  # the 4 steps are one chunk, or two of one kernel column
-        if order == "chunks":
+        if order in ("chunks", "lines"):
             words = packed[:, : 4 * 4 * 4].reshape(2, 2, 4, 2, 4).transpose(0, 2, 1, 3, 4).reshape(2, 4, 4, 4)
         for block, first in enumerate((0, 2)):
             for channel in range(4):
@@ -393,19 +393,26 @@ def test_packing() -> None:
         DotPack(4, 3)
 
 
-def test_packing_of_words_along_kernel_columns() -> None:
-    """Steps are [row, channel, word of columns]; chunks divide the steps of all rows, which lie at one distance in the copy."""
+@pytest.mark.parametrize("order", ["chunks", "lines"])
+def test_packing_of_words_along_kernel_columns(order: str) -> None:
+    """Steps are [row, channel, word of columns]; chunks divide the steps of all rows, which lie at one distance in the copy.
+
+    In the order "lines" a channel's nine words of a chunk begin at a cache line, and zeros follow them.
+    """
     conv = Conv2d(1, 3, 9, 40, 6, (3, 5), dtype="uint8", zero_point=3)
     w = dot_tensors(conv)["filter"]
-    pack = DotPack(4, 4, 0, "chunks", 0, "columns")
+    pack, pitch = DotPack(4, 4, 0, order, 0, "columns"), 16 if order == "lines" else 9
+    assert (pack.pitch(conv), pack.stored(conv)) == (pitch, 2 * pitch)
     assert (pack.words(conv), pack.steps(conv), pack.run(conv), pack.chunk(conv)) == (6, 18, 18, 9)
     assert pack.run(conv.with_(dilation=(2, 1))) == 6 and codec.from_dict(codec.as_dict(pack)) == pack
     assert "along" not in codec.as_dict(DotPack(4, 4)) and codec.from_dict({"kind": "dot", "block": 4, "group": 4}).along == "channels"
     packed = pack.filter(conv, w)
-    words = packed[:, : 18 * 4 * 4].reshape(2, 2, 4, 9, 4).transpose(0, 2, 1, 3, 4).reshape(2, 4, 3, 3, 8)  # .., row, channel, column
+    chunks = packed[:, : 2 * pitch * 4 * 4].reshape(2, 2, 4, pitch, 4)
+    assert not chunks[..., 9:, :].any()
+    words = chunks[..., :9, :].transpose(0, 2, 1, 3, 4).reshape(2, 4, 3, 3, 8)  # .., row, channel, column
     for block, first in enumerate((0, 2)):
         assert np.array_equal(words[block, ..., :5], w[first : first + 4].transpose(0, 2, 1, 3)) and not words[block, ..., 5:].any()
-    offsets = np.ascontiguousarray(packed[:, 18 * 4 * 4 :]).view(np.int32)
+    offsets = np.ascontiguousarray(packed[:, 2 * pitch * 4 * 4 :]).view(np.int32)
     assert np.array_equal(offsets[1], -3 * w[2:].astype(int).sum(axis=(1, 2, 3)))
     with pytest.raises(ValueError, match="`along` \\(='rows'\\)"):
         DotPack(4, 4, along="rows")
@@ -454,12 +461,15 @@ def test_what_no_word_of_columns_has_is_not_multiplied() -> None:
 
 def test_outputs_of_avx512_are_rounded_and_packed_in_few_instructions() -> None:
     """One instruction rounds a vector; bytes of four vectors are packed and stored at once where a row has so many windows."""
-    for key, wanted in (("n1-c64x14x80-k64x1x1-uint8", "vpackuswb"), ("n1-c64x14x80-k64x1x1-bfloat16-NHWC", "vcvtneps2bf16")):
+    for key, size, wanted in (
+        ("n1-c64x14x80-k64x1x1-uint8", (4, 1), "vpackuswb"), ("n1-c64x14x80-k64x3x3-uint8", (2, 2), "vpackuswb"),
+        ("n1-c64x14x80-k64x1x1-bfloat16-NHWC", (2, 2), "vcvtneps2bf16"),
+    ):  # fmt: skip
         conv = Conv2d.parse(key)
         conv = conv.with_(out_dtype="uint8") if conv.dtype == "uint8" else conv
         one = instruction("amx", conv.dtype)
         assert one is not None
-        code = assembly(conv, DotTile("amx", one.group, axis_of(conv), 16, 2, 2, 16, 1, 1), SERVER)
+        code = assembly(conv, DotTile("amx", one.group, axis_of(conv), 16, *size, 16, 1, 1), SERVER)
         assert wanted in code and "vrndscaleps" not in code and "vcmp" not in code
 
 

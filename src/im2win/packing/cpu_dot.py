@@ -14,7 +14,7 @@ from im2win.spec.conv2d import Conv2d
 Array = npt.NDArray[Any]
 
 WORD = 4  # bytes
-ORDERS = ("steps", "rows", "chunks")
+ORDERS = ("steps", "rows", "chunks", "lines")
 ALONG = ("channels", "columns")
 MOST_CHUNK = 16  # words of a row of an AMX tile
 _WIDE = {
@@ -52,8 +52,9 @@ class DotPack:
         block: output channels of a block.
         group: elements of a word.
         shift: what a kernel adds to elements, as for `added`.
-        order: "steps": [steps, block]; "rows": [block, steps], which only older libraries have; or "chunks": [chunks, block, steps of a
-            chunk], whose channels are the rows of AMX tiles (`chunk`).
+        order: "steps": [steps, block]; or "lines": [chunks, block, steps of a chunk], whose channels are the rows of AMX tiles (`chunk`).
+            A row begins where none crosses the end of a cache line, behind zeros (`pitch`). Older libraries also have "chunks", without
+            these zeros, and "rows": [block, steps].
         across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
         along: what a word has neighbouring elements of: "channels" or kernel "columns".
     """
@@ -102,7 +103,16 @@ class DotPack:
 
     def chunk(self, conv: Conv2d) -> int:
         """Steps of a chunk: the most that divide a `run` and fit a row of an AMX tile; one or all steps in the other orders."""
-        return {"steps": 1, "rows": self.steps(conv), "chunks": chunk_of(self.run(conv))}[self.order]
+        return {"steps": 1, "rows": self.steps(conv)}.get(self.order) or chunk_of(self.run(conv))
+
+    def pitch(self, conv: Conv2d) -> int:
+        """Words from a channel's steps of a chunk to those of the next channel: a power of two in the order "lines"."""
+        chunk = self.chunk(conv)
+        return 1 << (chunk - 1).bit_length() if self.order == "lines" else chunk
+
+    def stored(self, conv: Conv2d) -> int:
+        """Words of a channel in the packed filters."""
+        return self.steps(conv) // self.chunk(conv) * self.pitch(conv)
 
     def blocks_per_group(self, conv: Conv2d) -> int:
         """Channel blocks of a group."""
@@ -121,7 +131,7 @@ class DotPack:
 
     def shape(self, conv: Conv2d) -> tuple[int, int]:
         """Shape of the packed filters: (blocks, elements of the filters' type)."""
-        return self.blocks(conv), (self.steps(conv) + self._has_offsets(conv)) * self.block * WORD // conv.itemsize
+        return self.blocks(conv), (self.stored(conv) + self._has_offsets(conv)) * self.block * WORD // conv.itemsize
 
     @staticmethod
     def _has_offsets(conv: Conv2d) -> bool:
@@ -138,6 +148,7 @@ class DotPack:
         words = steps[of_blocks]  # [blocks, block, steps, group]
         chunk = self.chunk(conv)
         words = words.reshape(len(of_blocks), self.block, -1, chunk, self.group).transpose(0, 2, 1, 3, 4)
+        words = np.pad(words, ((0, 0), (0, 0), (0, 0), (0, self.pitch(conv) - chunk), (0, 0)))
         parts = [np.ascontiguousarray(words).reshape(len(of_blocks), -1).view(w.dtype)]
         if self._has_offsets(conv):
             shifted = conv.zero_point + added(self.shift, conv.dtype)

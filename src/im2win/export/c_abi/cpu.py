@@ -134,8 +134,8 @@ def source(
     conv = interface.conv
     call, packing = interface.prototypes()
     passed = ", ".join(interface.tensors)
-    layouts: dict[Any, Any] = {WinogradPack: (_transformed, "transformed"), DotPack: (_dot, "dot")}
-    layout, kind = layouts.get(type(pack), (_windows, "windows"))
+    layouts: dict[Any, Any] = {WinogradPack: (_transformed, "1_transformed"), DotPack: (_dot, "2_dot")}
+    layout, kind = layouts.get(type(pack), (_windows, "1_windows"))
     return "\n".join(
         [
             '#include "layer.h"', '#include "own.h"', '#include "pack.h"', "",
@@ -143,7 +143,7 @@ def source(
             *layer_source("layer", conv, pack, (demand.serial, demand.task), machine.threads, kernel), "",
             f"{call} {{", f"  const void *const tensors[] = {{{passed}}};",
             "  return im2win_layer_1_call(&layer, tensors, workspace);", "}", "",
-            *layout(conv, pack), "", f"{packing} {{ return im2win_pack_1_{kind}(&filters, w, packed); }}", "",
+            *layout(conv, pack), "", f"{packing} {{ return im2win_pack_{kind}(&filters, w, packed); }}", "",
         ]
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ def _dot(conv: Conv2d, pack: DotPack) -> list[str]:
     integers = conv.dtypes["filter"] == "int8"
     shift = conv.zero_point + added(pack.shift, conv.dtype)
     sizes = (
-        single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, pack.chunk(conv),
+        single.out_channels, *single.filter_shape[1:], single.groups, pack.block, pack.group, pack.chunk(conv), pack.pitch(conv),
         int(pack.along == "columns"), int(integers), int(conv.dtypes["filter"] == "float16"), shift, math.prod(pack.shape(conv)),
     )  # fmt: skip
     return [f"static const im2win_dot filters = {_braces(sizes)};"]

@@ -94,11 +94,13 @@ static void store(const im2win_dot *layer, const void *w, size_t from, unsigned 
     memcpy(to, &whole, sizeof whole);
 }
 
-int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed) {
+int im2win_pack_2_dot(const im2win_dot *layer, const void *w, void *packed) {
   size_t taps = (size_t)layer->rows * layer->columns, depth = taps * layer->in_channels, block = layer->block;
-  size_t group = layer->group, chunk = layer->chunk, channels = layer->in_channels, columns = layer->columns, element = 4 / group;
+  size_t group = layer->group, chunk = layer->chunk, pitch = layer->pitch, element = 4 / group;
+  size_t channels = layer->in_channels, columns = layer->columns;
   size_t words = ((layer->columns_first ? columns : channels) + group - 1) / group; /* of a kernel row and channel, or of a tap */
   size_t steps = words * layer->rows * (layer->columns_first ? channels : columns);
+  size_t stored = steps / chunk * pitch; /* words of a channel */
   size_t per_group = layer->out_channels / layer->groups, blocks = (per_group + block - 1) / block;
   size_t bytes = layer->integers ? 1 : 2;
   int status = check_all(w, layer->out_channels * depth, packed, layer->packed, bytes);
@@ -106,7 +108,7 @@ int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed) {
   memset(packed, 0, layer->packed * bytes);
   for (size_t own = 0; own < layer->groups * blocks; own++) {
     size_t inside = own % blocks * block, first = own / blocks * per_group + (inside + block > per_group ? per_group - block : inside);
-    unsigned char *start = (unsigned char *)packed + own * (steps + (layer->integers != 0)) * block * 4;
+    unsigned char *start = (unsigned char *)packed + own * (stored + (layer->integers != 0)) * block * 4;
     for (size_t j = 0; j < block; j++) {
       size_t from = (first + j) * depth;
       uint32_t sum = 0;
@@ -117,11 +119,11 @@ int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed) {
             step = (tap / columns * channels + c) * words + tap % columns / group;
             place = tap % columns % group;
           }
-          store(layer, w, from, start + ((step / chunk * block + j) * chunk + step % chunk) * 4 + place * element);
+          store(layer, w, from, start + ((step / chunk * block + j) * pitch + step % chunk) * 4 + place * element);
           if (layer->integers) sum += (uint32_t)((const int8_t *)w)[from];
         }
       uint32_t offset = (uint32_t)-layer->shift * sum;
-      if (layer->integers) memcpy(start + (steps * block + j) * 4, &offset, sizeof offset);
+      if (layer->integers) memcpy(start + (stored * block + j) * 4, &offset, sizeof offset);
     }
   }
   return IM2WIN_OK;

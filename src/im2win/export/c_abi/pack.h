@@ -21,11 +21,11 @@ typedef struct {
   const double *down, *across;
 } im2win_transformed;
 
-/* group: elements of a word of 32 bits; chunk: a block is [steps / chunk][block][chunk]; columns_first: whether words have neighbouring kernel
-   columns instead of channels, and steps are [row][channel][word] instead of [row][column][word]; integers: whether filters are int8, with
-   offsets behind them; halves: whether others are float16, else bfloat16; shift: what the offsets take off every input. */
+/* group: elements of a word of 32 bits; chunk, pitch: a block is [steps / chunk][block][pitch], of which the first `chunk` words are used;
+   columns_first: whether words have neighbouring kernel columns instead of channels, and steps are [row][channel][word] instead of
+   [row][column][word]; integers: whether filters are int8, with offsets behind them; halves: whether others are float16, else bfloat16; shift: what the offsets take off every input. */
 typedef struct {
-  int out_channels, in_channels, rows, columns, groups, block, group, chunk, columns_first, integers, halves, shift;
+  int out_channels, in_channels, rows, columns, groups, block, group, chunk, pitch, columns_first, integers, halves, shift;
   size_t packed;
 } im2win_dot;
 
@@ -33,6 +33,6 @@ typedef struct {
    IM2WIN_MISALIGNED or IM2WIN_OVERLAP. The field in_channels counts those of a group. */
 int im2win_pack_1_windows(const im2win_windows *layer, const float *w, float *packed);
 int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, float *packed);
-int im2win_pack_1_dot(const im2win_dot *layer, const void *w, void *packed);
+int im2win_pack_2_dot(const im2win_dot *layer, const void *w, void *packed);
 
 #endif
