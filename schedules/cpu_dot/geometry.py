@@ -12,6 +12,9 @@ With axis "windows" and words along the kernel's columns it is [row][channel][wo
 reads of the row, so that windows of any stride read neighbouring words, and all steps of the sum are at one distance. Every output row is
 a line of its own, up to whole register tiles.
 
+Where such words are shuffled out of rows, the copy is [channel][row][column] of elements. Lines are as before, but small maps of stride 1
+are one line, as if columns were words.
+
 With the other axes it is [row][column][word]. The windows of a row block are one line in the same way if the stride is 1; else each output
 row is a line of its own.
 """
@@ -28,6 +31,7 @@ from im2win.schedules.cpu_dot.tile import DotTile
 from im2win.spec.conv2d import Conv2d
 
 CACHE_LINE = 16  # words
+SHUFFLED_BYTES = 64  # of a row, out of which words are shuffled
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,12 @@ class Geometry:
     @derived
     def expanded(self) -> bool:
         """Whether the copy holds a window's words of columns at its place."""
-        return self.tile.along == "columns"
+        return self.tile.along == "columns" and not self.shuffled
+
+    @derived
+    def shuffled(self) -> bool:
+        """Whether the copy holds rows of elements, and vectors of words of columns are shuffled out of them."""
+        return self.tile.words == "shuffled"
 
     @derived
     def steps(self) -> tuple[int, int]:
@@ -60,7 +69,7 @@ class Geometry:
     @derived
     def cycles(self) -> tuple[int, int]:
         """Rows and columns that are told apart by their phase: the strides with axis "windows", else 1."""
-        return self.strides if self.tile.axis == "windows" and not self.expanded else (1, 1)
+        return self.strides if self.tile.axis == "windows" and self.tile.along == "channels" else (1, 1)
 
     @derived
     def phases(self) -> tuple[int, int]:
@@ -86,6 +95,9 @@ class Geometry:
         outputs = self.tile.row_block, self.conv.output_size[1]
         if self.expanded:
             return (outputs[0] - 1) * self.strides[0] + int(self.offset(0, self.conv.kernel[0] - 1)) + 1, self.tiles * self.tile.windows
+        if self.shuffled:
+            last_column = (self.conv.output_size[1] - 1) * self.strides[1] + self.conv.kernel[1]
+            return (outputs[0] - 1) * self.strides[0] + int(self.offset(0, self.conv.kernel[0] - 1)) + 1, last_column
         between = (s // c for s, c in zip(self.strides, self.cycles, strict=True))
         last = (self.offset(axis, self.conv.kernel[axis] - 1) for axis in (0, 1))
         rows, cols = ((n - 1) * s + int(reach) + 1 for n, s, reach in zip(outputs, between, last, strict=True))
@@ -94,6 +106,8 @@ class Geometry:
     @derived
     def flat(self) -> bool:
         """Whether the windows of a row block are one line."""
+        if self.shuffled:
+            return self.strides == (1, 1) and self.conv.output_size[1] < self.tile.lanes
         return not self.expanded and (self.tile.axis == "windows" or self.strides == (1, 1))
 
     @derived
@@ -119,6 +133,9 @@ class Geometry:
     @derived
     def plane(self) -> int:
         """Words of a phase of the copy, of one word of channels with axis "windows"."""
+        if self.shuffled:
+            elements = math.prod(self.size) * self.conv.in_channels // self.conv.groups + SHUFFLED_BYTES
+            return -(-elements // self.tile.group)
         if self.tile.axis != "windows" or self.expanded:
             return math.prod(self.size) * self.words
         lines = -(-math.prod(self.size) // CACHE_LINE)
@@ -127,8 +144,8 @@ class Geometry:
     @derived
     def copied(self) -> int:
         """Words of the copy, with those that a register tile wider than its line reads."""
-        if self.tile.axis != "windows" or self.expanded:
-            return self.plane
+        if self.tile.axis != "windows" or self.tile.along == "columns":
+            return self.plane + (max(self.tile.windows - self.line, 0) if self.shuffled else 0)
         return self.words * math.prod(self.phases) * self.plane + max(self.tile.windows - self.line, 0)
 
     @derived
@@ -144,9 +161,21 @@ class Geometry:
         return self.tile.block * self.tile.windows * (2 if self.tile.instruction == "amx" else 1)
 
     @derived
+    def places(self) -> tuple[int, ...]:
+        """The first windows of a register tile's vectors that shuffle their words: where a line ends before the tile, the last overlap."""
+        lanes, whole = self.tile.lanes, self.flat or self.line < self.tile.lanes
+        return tuple(j * lanes if whole else min(j * lanes, self.line - lanes) for j in range(self.tile.vectors))
+
+    @derived
     def held_line(self) -> int:
         """Places of a line whose sums are kept."""
-        return max(self.line, self.tile.windows)
+        line = max(self.line, self.tile.windows)
+        return -(-line // self.tile.lanes) * self.tile.lanes if self.finishes_lines else line
+
+    @derived
+    def finishes_lines(self) -> bool:
+        """Whether the epilogue is that of lines, in whole vectors, since rows are shorter than those."""
+        return not self.by_tile and self.conv.output_size[1] < self.tile.lanes and not self.conv.residual
 
     @derived
     def chunk(self) -> int:
@@ -157,7 +186,7 @@ class Geometry:
     def over_columns(self) -> bool:
         """Whether the steps that lie side by side include those of a kernel's row."""
         if self.tile.axis == "windows":
-            return not self.expanded and self.words == 1 and self.phases[1] == 1
+            return self.tile.along == "channels" and self.words == 1 and self.phases[1] == 1
         return self.conv.dilation[1] == 1 or self.conv.kernel[1] == 1
 
     @derived

@@ -184,39 +184,41 @@ class _Kernel:
         """The product of a register tile, whose sums begin at an element of the buffer."""
         geometry, tile = self.geometry, self.tile
         line, place = self._place(index)
-        row = line * (geometry.strides[0] * geometry.size[1] * geometry.words)
+        row = line * (geometry.strides[0] * geometry.size[1] * (1 if geometry.shuffled else geometry.words))
         if tile.axis == "windows":
-            self.product.emit(T.bind(row + place), words, sums, tile.windows)
+            self.product.emit(T.bind(row + place * (geometry.strides[1] if geometry.shuffled else 1)), words, sums, tile.windows)
         else:
             self.product.emit(T.bind(row + place * (geometry.strides[1] * geometry.words)), words, sums, tile.block)
 
     # --- the epilogue
 
-    def _finish(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr]) -> None:
+    def _finish(self, width: int, at: Expr, sums: Expr, number: Callable[[str], Expr], output: Any = None) -> None:
         """Stores `width` neighbouring outputs from `at` on: those of a vector, fewer, or `PACKED`.
 
         Args:
             sums: of the first one. number: name -> vector of offsets, biases or scales, in the type that they are used in.
+            output: where to, if not to the kernel's output.
         """
         conv, tensors = self.conv, self.tensors
+        output = tensors["output"] if output is None else output
         if width == PACKED:
             firsts = range(0, width, AVX512_LANES)
             quarters = [self._whole(at + first, self._scaled(AVX512_LANES, at + first, sums + first, number)) for first in firsts]
-            vectors.store(tensors["output"], at, packed(quarters, conv.out_dtype), width)
+            vectors.store(output, at, packed(quarters, conv.out_dtype), width)
             return
         values = self._scaled(width, at, sums, number)
         if width == AVX512_LANES and self._converts:
-            self._convert(at, values)
+            self._convert(at, values, output)
             return
 
         def value(lane: Expr) -> Expr:
             return finished(conv, values[lane], tensors["residual"][at + lane] if self._adds else None)
 
         if width == 1:
-            T.buffer_store(tensors["output"], value(tirx.const(0, "int32")), [at])
+            T.buffer_store(output, value(tirx.const(0, "int32")), [at])
             return
         with T.vectorized(width) as lane:
-            T.buffer_store(tensors["output"], value(lane), [at + lane])
+            T.buffer_store(output, value(lane), [at + lane])
 
     @property
     def _adds(self) -> bool:
@@ -246,9 +248,9 @@ class _Kernel:
         conv = self.conv
         return ELEMENT_TYPES[conv.out_dtype].limits is not None or (conv.dtype == conv.out_dtype == "bfloat16" and narrows(self.one))
 
-    def _convert(self, at: Expr, values: Any) -> None:
+    def _convert(self, at: Expr, values: Any, output: Any) -> None:
         """Stores the outputs of a vector of sums of AVX-512, from `at` on."""
-        lanes, output = AVX512_LANES, self.tensors["output"]
+        lanes = AVX512_LANES
         if self.conv.out_dtype == "bfloat16":
             vectors.store(output, at, tirx.reinterpret(f"bfloat16x{lanes}", narrowed(self._ready(at, values))), lanes)
             return
@@ -326,12 +328,18 @@ class _Kernel:
         (out_h, out_w), tiles = self.conv.output_size, geometry.tiles
         line, place = self._place(index)
         run = min(windows, geometry.line)
+        overlaps = geometry.shuffled and self.tile.lanes <= geometry.line < windows
         last = geometry.line - (tiles - 1) * windows if geometry.expanded else run  # windows of a line's last tile
 
         def channels(run: int) -> None:
             with T.serial(self.tile.block) as c:
                 at = T.bind(((n * self.conv.out_channels + channel + c) * out_h + first_row + line) * out_w + place)
-                self._write_run(run, at, sums + c * windows, self._numbers_of_channel(words, channel, c))
+                known = self._numbers_of_channel(words, channel, c)
+                if overlaps:
+                    for j, first in enumerate(geometry.places):
+                        self._write_run(self.tile.lanes, at + first, sums + (c * windows + j * self.tile.lanes), known)
+                else:
+                    self._write_run(run, at, sums + c * windows, known)
 
         if last == run:
             channels(run)
@@ -346,12 +354,21 @@ class _Kernel:
                 channels(last)
 
     def _write_lines(self, n: Expr, first_row: Expr, words: Expr, channel: Expr) -> None:
-        """The epilogue of all windows of a line, of one channel after the other."""
+        """The epilogue of all windows of a line, of one channel after the other.
+
+        Where rows are shorter than a vector, it is that of whole vectors, with places that are no windows, and rows are copied out of it.
+        """
         conv, geometry = self.conv, self.geometry
         out_h, out_w = conv.output_size
+        line = T.alloc_buffer((geometry.held_line,), conv.out_dtype) if geometry.finishes_lines else None
         with T.serial(self.tile.block) as c:
             known = self._numbers_of_channel(words, channel, c)
             plane = T.bind(((n * conv.out_channels + channel + c) * out_h + first_row) * out_w)
+            if line is not None:
+                self._write_run(geometry.held_line, tirx.const(0, "int32"), c * geometry.held_line, known, line)
+                with T.serial(self.tile.row_block) as r:
+                    vectors.copy(self.tensors["output"], plane + r * out_w, line, r * geometry.pitch, out_w)
+                return
             with T.serial(self.tile.row_block) as r:
                 self._write_run(out_w, plane + r * out_w, c * geometry.held_line + r * geometry.pitch, known)
 
@@ -362,11 +379,11 @@ class _Kernel:
             known["offset"] = T.bind(self._offset(words, c))
         return known
 
-    def _write_run(self, run: int, at: Expr, sums: Expr, known: dict[str, Expr]) -> None:
-        """The epilogue of `run` neighbouring windows of a channel: outputs from `at` on, and their sums."""
+    def _write_run(self, run: int, at: Expr, sums: Expr, known: dict[str, Expr], output: Any = None) -> None:
+        """The epilogue of `run` neighbouring windows of a channel: outputs from `at` on, and their sums; `output` as for `_finish`."""
         lanes = self.tile.lanes
         bytewise = lanes == AVX512_LANES and self.one.packs and self.conv.out_dtype in ("int8", "uint8")
         vectors.sweep(
             run, PACKED if bytewise and run >= PACKED else lanes,
-            lambda x, width: self._finish(width, at + x, sums + x, lambda name: vectors.splat(known[name], min(width, lanes))),
+            lambda x, width: self._finish(width, at + x, sums + x, lambda name: vectors.splat(known[name], min(width, lanes)), output),
         )  # fmt: skip

@@ -7,7 +7,7 @@ from im2win.device.cpu import Machine
 from im2win.packing.cpu_dot import ALONG
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, NAMES, TILE_ROWS, TILES, Instruction, instruction
-from im2win.schedules.cpu_dot.tile import DotTile, axis_of
+from im2win.schedules.cpu_dot.tile import WORDS, DotTile, axis_of
 from im2win.spec.conv2d import Conv2d
 
 DTYPES = tuple(dict.fromkeys(dtype for one in INSTRUCTIONS for dtype in one.dtypes))
@@ -32,6 +32,11 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     if tile.along not in ALONG or (tile.along == "columns" and not expands):
         broken.append(
             f"`along` (={tile.along}) must be channels, or columns for words of several elements, axis windows and columns of dilation 1"
+        )
+    shuffles = tile.along == "columns" and one.sums == "int32" and not one.tiles and conv.stride[1] <= one.group
+    if tile.words not in WORDS or (tile.words == "shuffled" and not shuffles):
+        broken.append(
+            f"`words` (={tile.words}) must be stored, or shuffled for words of columns of integers in vectors, of at least as many as the stride"
         )
     if tile.lanes not in one.lanes:
         broken.append(f"`lanes` (={tile.lanes}) must be one of {', '.join(map(str, one.lanes))} for {one.name}")

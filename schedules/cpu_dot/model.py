@@ -24,11 +24,13 @@ STREAM_BYTES = 12.0  # bytes of filters a cycle that a core gets from beyond its
 ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, half of them for any rows, and until its sums can be added to
 SHARED = (1.0, 1.0, 1.4, 1.8)  # times of a product, by the register tile's AMX tiles of sums, where another thread uses the core, too
 AHEAD = 200.0  # cycles by which a core is ahead with the next register tile of AMX tiles while products wait for sums
-EXPANDED = 3.0  # cycles of a vector of words of kernel columns
+EXPANDED, SHUFFLED = 3.0, 0.5  # cycles of a vector of words of kernel columns, to be stored or to be multiplied
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
 STEPPED = 4.0  # more for residuals in their own steps, counted from the instructions
+COPIED_ROW = 3.0  # cycles of a short row that is copied out of a line
 PIECE = 3.0  # cycles of each further piece of a row's outputs
 COPIED = 2.0  # cycles of 64 copied bytes
+ROW = 12.0  # cycles of a row that is copied with its padding
 SCATTERED = 4.0  # cycles of a pixel that is copied by itself
 STRIDED = 24.0  # cycles of a vector of pixels that are far from each other in their planes
 TOGETHER = 0.9  # share of the level-1 cache that filters and inputs of a register tile may take
@@ -79,7 +81,7 @@ def _register_tile(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruc
     share = next(share for name, share in DPBF16.items() if machine.mcpu.startswith(name))
     begun = fma_units(machine, tile.lanes) * (share if one.name == "dpbf16" else MULTIPLIED.get(one.name, 1.0))
     loads = tile.vectors + tile.cols * (tile.vectors if tile.axis == "depthwise" else 1)
-    step = max(sums / begun, loads / 2.0, LATENCY)
+    step = max(sums / begun, tile.vectors * SHUFFLED) if geometry.shuffled else max(sums / begun, loads / 2.0, LATENCY)
     taps = math.prod(conv.kernel) / (conv.kernel[1] if geometry.over_columns and tile.axis == "channels" else 1)
     return steps * step + LOOP * taps + TILE + SUM * sums
 
@@ -117,6 +119,8 @@ def _written(conv: Conv2d, tile: DotTile, geometry: Geometry) -> float:
     windows = tile.row_block * conv.output_size[1]
     if tile.axis != "windows":
         return windows * (tile.vectors * each + 2.0)
+    if geometry.finishes_lines:
+        return tile.block * (geometry.held_line / tile.lanes * each + tile.row_block * COPIED_ROW + 6.0)
     whole = geometry.pitch == conv.output_size[1]
     rows, run = (1, geometry.line) if whole else (tile.row_block, conv.output_size[1])
     vectors = run // tile.lanes + (1 if run % tile.lanes and run > tile.lanes else 0) if run >= tile.lanes else bin(run).count("1")
@@ -129,6 +133,8 @@ def _copied(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruction) -
     vectors = words * 4 / 64
     if geometry.expanded:
         return geometry.size[0] * geometry.words * (6.0 + -(-conv.output_size[1] // 16) * EXPANDED)
+    if geometry.shuffled:
+        return channels * geometry.size[0] * (ROW + geometry.size[1] / 64 * COPIED)
     if tile.axis == "windows":
         rows = geometry.words * math.prod(geometry.phases) * geometry.size[0]
         far = geometry.steps[1] * geometry.cycles[1]

@@ -63,6 +63,16 @@ class Product:
         value = load(buffer, at * elements, lanes * elements)
         return value if own else self._as_staged(value, lanes)
 
+    def _words_of_windows(self, first: Expr, j: int) -> Expr:
+        """A vector of words of neighbouring windows."""
+        return self._words(self._copy, first + j * self._tile.lanes, self._tile.lanes)
+
+    def _shuffled(self, first: Expr, j: int) -> Expr:
+        """A vector of words of columns, out of neighbouring elements of a row; elements behind the kernel's last column have no filter."""
+        group, lanes, stride = self._one.group, self._tile.lanes, self._geometry.strides[1]
+        row = load(self._copy, first + self._geometry.places[j] * stride, lanes * group)
+        return tirx.Shuffle([row], [lane * stride + e for lane in range(lanes) for e in range(group)])
+
     def _element(self, words: Expr, index: int, lanes: int) -> Expr:
         """One word of a vector in all its lanes, of the type of sums: LLVM knows the instruction by it."""
         whole = tirx.reinterpret(typed(self._one.sums, lanes), words)
@@ -115,7 +125,8 @@ class Product:
 
         def of(i: int, j: int, k: int) -> tuple[Expr, Expr]:
             if tile.axis == "windows":
-                inputs = once("data", 0, j, lambda: self._words(self._copy, data + j * lanes, lanes))
+                load_words = self._shuffled if geometry.shuffled else self._words_of_windows
+                inputs = once("data", 0, j, lambda: load_words(data, j))
                 if self._one.by_element(lanes) and tile.cols >= lanes:
                     return inputs, once("taps", i, 0, lambda: element(i))
                 return inputs, once("taps", i, 0, lambda: self._word(self._filters, taps + i, lanes))
@@ -140,7 +151,7 @@ class Product:
                 k = q * together
                 step(place + (geometry.offset(0, u) * geometry.size[1] * words + k), block + (u * run + k) * pack.block)
             return
-        columns = 1 if geometry.expanded else conv.kernel[1]
+        columns = 1 if geometry.tile.along == "columns" else conv.kernel[1]
         with T.serial(conv.kernel[0]) as u, T.serial(columns) as v, T.serial(words // together) as q:
             w = q * together
             taken = ((u * columns + v) * words + w) * pack.block
@@ -151,6 +162,10 @@ class Product:
         geometry = self._geometry
         if geometry.expanded:
             return (geometry.offset(0, u) * geometry.words + w) * geometry.size[1]
+        if geometry.shuffled:
+            rows, cols = geometry.size
+            of_row = -(-self._conv.kernel[1] // self._one.group)  # words of a channel
+            return (w // of_row * rows + geometry.offset(0, u)) * cols + w % of_row * self._one.group
         inside = geometry.offset(0, u) * geometry.size[1] + geometry.offset(1, v)
         if self._tile.axis != "windows":
             return inside * geometry.words + (0 if self._tile.axis == "depthwise" else w)

@@ -10,7 +10,7 @@ from im2win.device.cpu import Machine
 from im2win.packing.cpu_dot import ALONG
 from im2win.schedules.cpu.space import divisors, even_tiles
 from im2win.schedules.cpu_dot.geometry import Geometry
-from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, TILE_ROWS, Instruction
+from im2win.schedules.cpu_dot.instructions import AVX512_LANES, INSTRUCTIONS, TILE_ROWS, Instruction
 from im2win.schedules.cpu_dot.legality import operand_registers, violations
 from im2win.schedules.cpu_dot.tile import DotTile, axis_of
 from im2win.spec.conv2d import Conv2d
@@ -18,6 +18,7 @@ from im2win.spec.conv2d import Conv2d
 MOST_ROWS, MOST_PASSES = 112, 16  # output rows of a step, and steps that share the channels of some rows
 MOST_VECTORS, MOST_COLS = 4, 14
 MOST_EXPANDED = 16  # channels of a group whose words are worth a trial along kernel columns
+WITHOUT_VPERMB = ("cascadelake", "cooperlake")
 LEAST_CHUNK = 3  # words of a row of AMX tiles: products of narrower ones take as long
 
 
@@ -60,8 +61,17 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
     few = conv.in_channels // conv.groups <= MOST_EXPANDED
     for along in ALONG:
         base = DotTile(one.name, one.group, axis, 16, 1, 1, 1, 1, 1, along)
-        if along == "channels" or (few and axis == "windows" and one.group > 1 and conv.dilation[1] == 1 and conv.kernel[1] > 1):
+        if along == "channels":
             yield from _tiles_along(conv, one, machine, base)
+        elif few and axis == "windows" and one.group > 1 and conv.dilation[1] == 1 and conv.kernel[1] > 1:
+            yield from _tiles_along(conv, one, machine, base)
+            if _permutes(one, machine) and conv.stride[1] <= one.group:
+                yield from _tiles_along(conv, one, machine, replace(base, words="shuffled"))
+
+
+def _permutes(one: Instruction, machine: Machine) -> bool:
+    """Whether the machine has an instruction that picks bytes from everywhere in a vector: `vpermb`, younger than the first with VNNI."""
+    return one.name == "vnni" and machine.lanes == AVX512_LANES and machine.mcpu not in WITHOUT_VPERMB
 
 
 def _tiles_along(conv: Conv2d, one: Instruction, machine: Machine, base: DotTile) -> Iterator[DotTile]:

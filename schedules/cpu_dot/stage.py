@@ -44,6 +44,9 @@ class Copy:
 
     def emit(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Emits the copy for the output rows from `first_row` on; `first_channel` of the input is the first one that is copied."""
+        if self._geometry.shuffled:
+            self._rows(n, first_row, first_channel)
+            return
         copy = self._columns if self._geometry.expanded else self._planes if self._geometry.tile.axis == "windows" else self._pixels
         copy(n, first_row, first_channel)
 
@@ -191,6 +194,23 @@ class Copy:
             words(tirx.const(0, "int32"), whole, group)
         if channels % group:
             words(tirx.const(whole, "int32"), 1, channels % group)
+
+    def _rows(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
+        """Copies padded rows, one channel after the other."""
+        geometry, conv = self._geometry, self._conv
+        (rows, cols), before = geometry.size, conv.padding[1]
+        given = min(conv.width, cols - before)
+        with T.serial(conv.in_channels // conv.groups) as c, T.serial(rows) as r:
+            row = T.bind(first_row * conv.stride[0] - conv.padding[0] + r * geometry.steps[0])
+            to = T.bind((c * rows + r) * cols)
+            source = T.bind(((n * conv.in_channels + first_channel + c) * conv.height + row) * conv.width)
+
+            def copied(to: Expr = to, source: Expr = source) -> None:
+                self._fill_run(to, before)
+                self._copy_run(to + before, source, given)
+                self._fill_run(to + (before + given), cols - before - given)
+
+            self._inside(row, copied, partial(self._fill_run, to, cols))
 
     def _columns(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Copies words of the kernel's columns for every window of a row, by way of padded rows if the layer has padding of columns."""

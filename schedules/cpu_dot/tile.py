@@ -12,6 +12,7 @@ from im2win.schedules.plain import PlainTile
 from im2win.spec.conv2d import Conv2d
 
 AXES = ("channels", "windows", "depthwise")
+WORDS = ("stored", "shuffled")
 
 
 def axis_of(conv: Conv2d) -> str:
@@ -36,9 +37,10 @@ class DotTile(PlainTile):
     row_block: output rows of one parallel step, whose input is copied once.
     pass_blocks: channel blocks that a parallel step computes: a part of a group's, or those of several whole groups.
     along: what a word has neighbouring elements of: "channels", or kernel "columns" with axis "windows".
+    words: whether words of columns are "stored" in the copy, or "shuffled" out of a copy of padded rows as vectors are multiplied.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ("along",)
+    LATER: ClassVar[tuple[str, ...]] = ("along", "words")
 
     instruction: str
     group: int
@@ -50,6 +52,7 @@ class DotTile(PlainTile):
     row_block: int
     pass_blocks: int
     along: str = "channels"
+    words: str = "stored"
 
     @derived
     def block(self) -> int:
@@ -76,11 +79,11 @@ class DotTile(PlainTile):
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """The register tile: the tuner begins with one tile of each."""
-        return self.instruction, self.axis, self.lanes, self.vectors, self.cols, self.rows, self.along
+        return self.instruction, self.axis, self.lanes, self.vectors, self.cols, self.rows, self.along, self.words
 
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
         return {
             "windows": self.axis == "windows", "lanes": self.lanes, "vectors": self.vectors, "rows": self.rows, "cols": self.cols,
-            "row_block": self.row_block, "columns": self.along == "columns",
+            "row_block": self.row_block, "columns": self.along == "columns", "shuffled": self.words == "shuffled",
         }  # fmt: skip

@@ -70,6 +70,13 @@ def sweep(count: int, lanes: int, body: Callable[[Expr, int], None]) -> None:
         body(tirx.const(count - lanes, "int32"), lanes)
 
 
+def copy(to: Any, at: Expr, source: Any, first: Expr, count: int) -> None:
+    """Copies fewer elements than a vector has, in two parts that overlap."""
+    width = 1 << (count.bit_length() - 1)
+    for start in dict.fromkeys((0, count - width)):
+        store(to, at + start, load(source, first + start, width), width)
+
+
 def clamped(index: Expr, size: int, count: int, last: int) -> Expr:
     """The first of the `size` elements of a tile, of `count` tiles that cover elements up to `last` from 0 on."""
     if count == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from im2win.runtime.tensors import ArgumentError
 from im2win.schedules.cpu_dot.geometry import Geometry
 from im2win.schedules.cpu_dot.instructions import INSTRUCTIONS, instruction
 from im2win.schedules.cpu_dot.legality import violations
+from im2win.schedules.cpu_dot.space import space
 from im2win.schedules.cpu_dot.tile import DotTile, axis_of
 from im2win.spec.conv2d import Conv2d, ConvError
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -442,6 +444,57 @@ def test_words_along_kernel_columns(key: str, dtype: str) -> None:
         tile = DotTile(one.name, one.group, "windows", lanes, *sizes, 3, 1, "columns")
         assert violations(conv, tile, host()) == []
         check(conv, tile)
+
+
+SHUFFLED = [
+    ("n2-c20x19x71-k20x3x3-p1-g20-bias", "rows of several vectors, the last of which overlap"), ("n1-c9x40x90-k9x3x3-s2-p1-g9", "stride 2"),
+    ("n1-c12x14x14-k12x5x5-p2-g12-bias", "rows shorter than a vector are one line"),
+    ("n1-c7x15x13-k7x3x5-s2-p1.2.0.1-g7", "short rows, stride 2"),
+    ("n1-c6x7x7-k12x3x3-p1-g6-bias", "two filters of a channel"), ("n1-c3x30x130-k20x7x7-s2-p3-bias", "three channels"),
+    ("n1-c8x9x40-k8x3x7-s1x4-p1-g8-d2x1", "stride 4, rows with dilation"), ("n1-c5x4x3-k5x3x3-p1-g5", "fewer windows than a vector"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("key", [pytest.param(key, id=what) for key, what in SHUFFLED])
+def test_words_shuffled_out_of_rows(key: str, dtype: str) -> None:
+    """Exactly, in every tile of one vector and of as many as a line takes, of each instruction that multiplies words."""
+    changes = {"int8": {"out_dtype": "int8", "zero_point": -7, "out_zero_point": 5}, "uint8": {"zero_point": 131}}[dtype]
+    conv = Conv2d.parse(key).with_(dtype=dtype, **changes)
+    for name in able(dtype, host()):
+        one = instruction(name, dtype)
+        if one is None or one.tiles or one.group < max(2, conv.stride[1]):
+            continue
+        lanes = max(lanes for lanes in one.lanes if lanes <= host().lanes)
+        channels = conv.out_channels // conv.groups
+        passes = DotTile(name, one.group, "windows", lanes, 1, 1, 1, 1, 1, "columns").pack.blocks(conv)
+        tiles = [
+            DotTile(name, one.group, "windows", lanes, vectors, cols, 1, min(3, conv.output_size[0]), passes // cols, "columns", "shuffled")
+            for vectors in (1, 4)
+            for cols in {1, channels}
+        ]
+        legal = [tile for tile in tiles if not violations(conv, tile, host())]
+        assert legal
+        for tile in legal:
+            check(conv, tile)
+
+
+def test_legality_of_shuffled_words() -> None:
+    conv = Conv2d.parse("n1-c8x9x40-k8x3x3-p1-g8-uint8")
+    tile = DotTile("vnni", 4, "windows", 16, 1, 1, 1, 1, 1, "columns", "shuffled")
+    assert violations(conv, tile, SERVER) == []
+    for other, changes in ((conv.with_(stride=(1, 5)), {}), (conv, {"along": "channels"}), (conv, {"words": "packed"})):
+        assert any("`words`" in text for text in violations(other, replace(tile, **changes), SERVER))
+    floats = DotTile("dpbf16", 2, "windows", 16, 1, 1, 1, 1, 1, "columns", "shuffled")
+    assert any("integers" in text for text in violations(conv.with_(dtype="bfloat16"), floats, SERVER))
+
+
+def test_defaults_of_depthwise_layers_channels_first() -> None:
+    """Words are shuffled where one instruction does it, and else stored, or of one channel each."""
+    conv = Conv2d.parse("n1-c144x56x56-k144x3x3-p1-g144-uint8").with_(out_dtype="uint8")
+    assert default_tile(conv, NAME, SERVER)[1].words == "shuffled"
+    older = replace(SERVER, mcpu="cascadelake", features=("avx512vnni",))
+    assert {tile.words for tile in space(conv, older)} == {"stored"}
 
 
 def test_what_no_word_of_columns_has_is_not_multiplied() -> None:
