@@ -12,8 +12,11 @@ With axis "windows" and words along the kernel's columns it is [row][channel][wo
 reads of the row, so that windows of any stride read neighbouring words, and all steps of the sum are at one distance. Every output row is
 a line of its own, up to whole register tiles.
 
-Where such words are shuffled out of rows, the copy is [channel][row][column] of elements. Lines are as before, but small maps of stride 1
-are one line, as if columns were words.
+With axis "windows" and words along taps it is [tap][word of channels][window], copied out of what it is along channels: all windows of a
+row block are one line without gaps, and every register tile begins at a cache line.
+
+Where words of columns are shuffled out of rows, the copy is [channel][row][column] of elements. Lines are as before, but small maps of
+stride 1 are one line, as if columns were words.
 
 With the other axes it is [row][column][word]. The windows of a row block are one line in the same way if the stride is 1; else each output
 row is a line of its own.
@@ -22,7 +25,7 @@ row is a line of its own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from im2win.common.caching import derived
@@ -43,13 +46,26 @@ class Geometry:
 
     @derived
     def words(self) -> int:
-        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise"; along columns, of a window's row."""
+        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise". Along columns, those of a window's row;
+        along taps, of a window."""
+        if self.repeated:
+            return self.tile.pack.steps(self.conv)
         return self.tile.block if self.tile.axis == "depthwise" else self.tile.pack.words(self.conv)
 
     @derived
     def expanded(self) -> bool:
-        """Whether the copy holds a window's words of columns at its place."""
-        return self.tile.along == "columns" and not self.shuffled
+        """Whether the copy holds a window's words of columns, or of all taps, at its place."""
+        return self.repeated or (self.tile.along == "columns" and not self.shuffled)
+
+    @derived
+    def repeated(self) -> bool:
+        """Whether the copy holds the inputs of each tap."""
+        return self.tile.along == "taps"
+
+    @derived
+    def once(self) -> Geometry:
+        """The same without taps, out of which inputs are copied for each."""
+        return Geometry(self.conv, replace(self.tile, along="channels"))
 
     @derived
     def shuffled(self) -> bool:
@@ -89,10 +105,29 @@ class Geometry:
         """Rows or columns from a window to what a tap reads, inside its phase."""
         return tap * self.conv.dilation[axis] // self.cycles[axis] if self.cycles[axis] > 1 else tap * self.conv.dilation[axis]
 
+    def tap(self, u: Any, v: Any, w: Any) -> Any:
+        """Words of the copy from a window's first to what a tap reads of its word `w` of channels."""
+        if self.repeated:
+            return ((u * self.conv.kernel[1] + v) * self.once.words + w) * self.size[1]
+        if self.expanded:
+            return (self.offset(0, u) * self.words + w) * self.size[1]
+        if self.shuffled:
+            rows, cols = self.size
+            of_row = -(-self.conv.kernel[1] // self.tile.group)  # words of a channel
+            return (w // of_row * rows + self.offset(0, u)) * cols + w % of_row * self.tile.group
+        inside = self.offset(0, u) * self.size[1] + self.offset(1, v)
+        if self.tile.axis != "windows":
+            return inside * self.words + (0 if self.tile.axis == "depthwise" else w)
+        phase = self.phase(0, u) * self.phases[1] + self.phase(1, v)
+        return (phase * self.words + w) * self.plane + inside
+
     @derived
     def size(self) -> tuple[int, int]:
         """Rows and columns of a phase of the copy."""
         outputs = self.tile.row_block, self.conv.output_size[1]
+        if self.repeated:  # with what the last row's vectors write beyond it, and an odd number of cache lines
+            places = max(self.tiles * self.tile.windows, self.line + CACHE_LINE - 1)
+            return 1, (-(-places // CACHE_LINE) | 1) * CACHE_LINE
         if self.expanded:
             return (outputs[0] - 1) * self.strides[0] + int(self.offset(0, self.conv.kernel[0] - 1)) + 1, self.tiles * self.tile.windows
         if self.shuffled:
@@ -108,7 +143,7 @@ class Geometry:
         """Whether the windows of a row block are one line."""
         if self.shuffled:
             return self.strides == (1, 1) and self.conv.output_size[1] < self.tile.lanes
-        return not self.expanded and (self.tile.axis == "windows" or self.strides == (1, 1))
+        return self.repeated or (not self.expanded and (self.tile.axis == "windows" or self.strides == (1, 1)))
 
     @derived
     def lines(self) -> int:
@@ -118,7 +153,7 @@ class Geometry:
     @derived
     def pitch(self) -> int:
         """Places of a line from one output row to the next."""
-        return self.size[1] if self.flat else self.conv.output_size[1]
+        return self.size[1] if self.flat and not self.repeated else self.conv.output_size[1]
 
     @derived
     def line(self) -> int:
@@ -144,7 +179,7 @@ class Geometry:
     @derived
     def copied(self) -> int:
         """Words of the copy, with those that a register tile wider than its line reads."""
-        if self.tile.axis != "windows" or self.tile.along == "columns":
+        if self.tile.axis != "windows" or self.tile.along != "channels":
             return self.plane + (max(self.tile.windows - self.line, 0) if self.shuffled else 0)
         return self.words * math.prod(self.phases) * self.plane + max(self.tile.windows - self.line, 0)
 

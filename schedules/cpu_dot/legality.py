@@ -29,14 +29,16 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     if tile.axis != axis_of(conv):
         broken.append(f"`axis` (={tile.axis}) must be {axis_of(conv)}, which the layout {conv.layout} has side by side")
     expands = tile.axis == "windows" and tile.group > 1 and conv.dilation[1] == 1
-    if tile.along not in ALONG or (tile.along == "columns" and not expands):
+    repeats = tile.axis == "windows" and conv.kernel != (1, 1)
+    if tile.along not in ALONG or (tile.along == "columns" and not expands) or (tile.along == "taps" and not repeats):
         broken.append(
-            f"`along` (={tile.along}) must be channels, or columns for words of several elements, axis windows and columns of dilation 1"
+            f"`along` (={tile.along}) must be channels, or columns for words of several elements, axis windows and columns of dilation 1, "
+            "or taps for axis windows and several taps"
         )
     shuffles = tile.along == "columns" and one.sums == "int32" and not one.tiles and conv.stride[1] <= one.group
     if tile.words not in WORDS or (tile.words == "shuffled" and not shuffles):
         broken.append(
-            f"`words` (={tile.words}) must be stored, or shuffled for words of columns of integers in vectors, of at least as many as the stride"
+            f"`words` (={tile.words}) must be stored, or shuffled for words of columns of integers in vectors, at least as many as the stride"
         )
     if tile.lanes not in one.lanes:
         broken.append(f"`lanes` (={tile.lanes}) must be one of {', '.join(map(str, one.lanes))} for {one.name}")
@@ -101,4 +103,5 @@ def _fits(conv: Conv2d, tile: DotTile, machine: Machine) -> list[tuple[bool, str
 def held_bytes_of_step(conv: Conv2d, tile: DotTile) -> int:
     """Bytes that a parallel step copies its input to and keeps sums in."""
     geometry = Geometry(conv, tile)
-    return 4 * (geometry.copied + geometry.held)
+    once = geometry.once.copied if geometry.repeated else 0
+    return 4 * (geometry.copied + once + geometry.held)

@@ -6,6 +6,7 @@ Constants are fitted to measurements of ResNet-50's layers on a Sapphire Rapids 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, Estimate, fma_units
@@ -20,9 +21,9 @@ TILE, SUM = 12.0, 1.5  # cycles of a register tile beside its products, and of e
 LOOP = 1.0  # cycles of the loops over taps, for each
 TILE_LOAD, TILE_SUM, TILE_START = 8.0, 24.0, 40.0  # cycles to load an AMX tile, to clear and store one, and of a register tile of them
 CROSSED = 2.0  # the same, further, of a tile whose rows all cross the end of a cache line, in loads of one
-STREAM_BYTES = 12.0  # bytes of filters a cycle that a core gets from beyond its level-2 cache
+STREAM_BYTES = 20.0  # bytes of filters a cycle that a core gets from beyond its level-2 cache
 ROWS, PRODUCT = 16.0, 52.0  # cycles of a product of AMX tiles of 16 rows, half of them for any rows, and until its sums can be added to
-SHARED = (1.0, 1.0, 1.4, 1.8)  # times of a product, by the register tile's AMX tiles of sums, where another thread uses the core, too
+SHARED = (1.0, 1.0, 1.4, 2.2)  # times of a product, by the register tile's AMX tiles of sums, where another thread uses the core, too
 AHEAD = 200.0  # cycles by which a core is ahead with the next register tile of AMX tiles while products wait for sums
 EXPANDED, SHUFFLED = 3.0, 0.5  # cycles of a vector of words of kernel columns, to be stored or to be multiplied
 WRITTEN = {"int32": 2.0, "float32": 3.0, "float16": 4.0, "bfloat16": 5.0, "int8": 5.0, "uint8": 5.0}  # cycles of a vector of outputs
@@ -30,6 +31,7 @@ STEPPED = 4.0  # more for residuals in their own steps, counted from the instruc
 COPIED_ROW = 3.0  # cycles of a short row that is copied out of a line
 PIECE = 3.0  # cycles of each further piece of a row's outputs
 COPIED = 2.0  # cycles of 64 copied bytes
+REPEATED = 2.0  # cycles of a vector of words that is copied for a tap
 ROW = 12.0  # cycles of a row that is copied with its padding
 SCATTERED = 4.0  # cycles of a pixel that is copied by itself
 STRIDED = 24.0  # cycles of a vector of pixels that are far from each other in their planes
@@ -133,6 +135,9 @@ def _copied(conv: Conv2d, tile: DotTile, geometry: Geometry, one: Instruction) -
     vectors = words * 4 / 64
     if geometry.expanded:
         return geometry.size[0] * geometry.words * (6.0 + -(-conv.output_size[1] // 16) * EXPANDED)
+    if geometry.repeated:
+        vectors = tile.pack.steps(conv) * tile.row_block * -(-conv.output_size[1] // 16)
+        return _copied(conv, replace(tile, along="channels"), geometry.once, one) + REPEATED * vectors
     if geometry.shuffled:
         return channels * geometry.size[0] * (ROW + geometry.size[1] / 64 * COPIED)
     if tile.axis == "windows":

@@ -155,22 +155,7 @@ class Product:
         with T.serial(conv.kernel[0]) as u, T.serial(columns) as v, T.serial(words // together) as q:
             w = q * together
             taken = ((u * columns + v) * words + w) * pack.block
-            step(place + self._tap(u, v, w), block + taken)
-
-    def _tap(self, u: Expr, v: Expr, w: Expr) -> Expr:
-        """Words of the copy from a window's first to what a tap reads of its word `w` of channels."""
-        geometry = self._geometry
-        if geometry.expanded:
-            return (geometry.offset(0, u) * geometry.words + w) * geometry.size[1]
-        if geometry.shuffled:
-            rows, cols = geometry.size
-            of_row = -(-self._conv.kernel[1] // self._one.group)  # words of a channel
-            return (w // of_row * rows + geometry.offset(0, u)) * cols + w % of_row * self._one.group
-        inside = geometry.offset(0, u) * geometry.size[1] + geometry.offset(1, v)
-        if self._tile.axis != "windows":
-            return inside * geometry.words + (0 if self._tile.axis == "depthwise" else w)
-        phase = geometry.phase(0, u) * geometry.phases[1] + geometry.phase(1, v)
-        return (phase * geometry.words + w) * geometry.plane + inside
+            step(place + geometry.tap(u, v, w), block + taken)
 
     # --- AMX
 
@@ -233,12 +218,12 @@ class Product:
         if geometry.over_columns:
             distance = geometry.offset(1, 1) if across else 1
             with T.serial(conv.kernel[0]) as u, T.serial(run // chunk) as q:
-                at = place + (self._tap(u, 0, 0) + q * (chunk * distance))
+                at = place + (geometry.tap(u, 0, 0) + q * (chunk * distance))
                 step(at, block + (u * (run // chunk) + q) * taken, distance)
             return
         distance = geometry.plane if across else 1
         with T.serial(conv.kernel[0]) as u, T.serial(conv.kernel[1]) as v, T.serial(words // chunk) as q:
-            at = place + (self._tap(u, v, 0) + q * (chunk * distance))
+            at = place + (geometry.tap(u, v, 0) + q * (chunk * distance))
             step(at, block + ((u * conv.kernel[1] + v) * (words // chunk) + q) * taken, distance)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from im2win.spec.conv2d import Conv2d
 MOST_ROWS, MOST_PASSES = 112, 16  # output rows of a step, and steps that share the channels of some rows
 MOST_VECTORS, MOST_COLS = 4, 14
 MOST_EXPANDED = 16  # channels of a group whose words are worth a trial along kernel columns
+MOST_REPEATED = 256  # outputs of a channel whose inputs are worth a copy for each tap
 WITHOUT_VPERMB = ("cascadelake", "cooperlake")
 LEAST_CHUNK = 3  # words of a row of AMX tiles: products of narrower ones take as long
 
@@ -61,12 +63,17 @@ def _register_tiles(conv: Conv2d, one: Instruction, machine: Machine) -> Iterato
     few = conv.in_channels // conv.groups <= MOST_EXPANDED
     for along in ALONG:
         base = DotTile(one.name, one.group, axis, 16, 1, 1, 1, 1, 1, along)
-        if along == "channels":
+        if along == "channels" or (along == "taps" and one.tiles and axis == "windows" and _small(conv)):
             yield from _tiles_along(conv, one, machine, base)
-        elif few and axis == "windows" and one.group > 1 and conv.dilation[1] == 1 and conv.kernel[1] > 1:
+        elif along == "columns" and few and axis == "windows" and one.group > 1 and conv.dilation[1] == 1 and conv.kernel[1] > 1:
             yield from _tiles_along(conv, one, machine, base)
             if _permutes(one, machine) and conv.stride[1] <= one.group:
                 yield from _tiles_along(conv, one, machine, replace(base, words="shuffled"))
+
+
+def _small(conv: Conv2d) -> bool:
+    """Whether a map is so small, and has so many channels, that copies for each tap cost less than the gaps between rows without them."""
+    return conv.kernel != (1, 1) and math.prod(conv.output_size) <= MOST_REPEATED and conv.in_channels // conv.groups > MOST_EXPANDED
 
 
 def _permutes(one: Instruction, machine: Machine) -> bool:

@@ -38,12 +38,15 @@ class Copy:
 
     def __init__(self, geometry: Geometry, one: Instruction, data: Any, copy: Any) -> None:
         self._geometry, self._data, self._copy = geometry, data, copy
-        self._conv, self._group, self._staged = geometry.conv, one.group, one.staged
+        self._one, self._conv, self._group, self._staged = one, geometry.conv, one.group, one.staged
         self._shift = added(one.shift, self._conv.dtype)
         self._fill = self._conv.zero_point + self._shift
 
     def emit(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Emits the copy for the output rows from `first_row` on; `first_channel` of the input is the first one that is copied."""
+        if self._geometry.repeated:
+            self._taps(n, first_row, first_channel)
+            return
         if self._geometry.shuffled:
             self._rows(n, first_row, first_channel)
             return
@@ -194,6 +197,22 @@ class Copy:
             words(tirx.const(0, "int32"), whole, group)
         if channels % group:
             words(tirx.const(whole, "int32"), 1, channels % group)
+
+    def _taps(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
+        """Copies inputs once, and out of that for each tap.
+
+        Rows are copied one after the other in whole vectors: what one writes beyond its end the next one overwrites.
+        """
+        geometry, conv = self._geometry, self._conv
+        once, lanes = geometry.once, PIXELS * self._group
+        words = T.alloc_buffer(((once.copied + PIXELS) * self._group,), self._staged)
+        Copy(once, self._one, self._data, words).emit(n, first_row, first_channel)
+        (down, across), out_w = conv.kernel, conv.output_size[1]
+        with T.serial(down) as u, T.serial(across) as v, T.serial(once.words) as w, T.serial(geometry.tile.row_block) as r:
+            to = T.bind((((u * across + v) * once.words + w) * geometry.size[1] + r * out_w) * self._group)
+            source = T.bind((once.tap(u, v, w) + r * once.pitch) * self._group)
+            for x in range(0, out_w * self._group, lanes):
+                store(self._copy, to + x, load(words, source + x, lanes), lanes)
 
     def _rows(self, n: Expr, first_row: Expr, first_channel: Expr) -> None:
         """Copies padded rows, one channel after the other."""

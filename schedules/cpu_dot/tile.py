@@ -36,7 +36,8 @@ class DotTile(PlainTile):
     rows: rows of an AMX tile; 1 for vectors.
     row_block: output rows of one parallel step, whose input is copied once.
     pass_blocks: channel blocks that a parallel step computes: a part of a group's, or those of several whole groups.
-    along: what a word has neighbouring elements of: "channels", or kernel "columns" with axis "windows".
+    along: what a word has neighbouring elements of: "channels", or kernel "columns" with axis "windows"; "taps": channels, copied for each
+        tap.
     words: whether words of columns are "stored" in the copy, or "shuffled" out of a copy of padded rows as vectors are multiplied.
     """
 

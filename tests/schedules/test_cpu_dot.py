@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import re
 from dataclasses import replace
@@ -420,6 +421,17 @@ def test_packing_of_words_along_kernel_columns(order: str) -> None:
         DotPack(4, 4, along="rows")
 
 
+def test_packing_along_taps() -> None:
+    """Words of channels, whose chunks divide the steps of all taps."""
+    conv = Conv2d(1, 20, 9, 9, 6, 3, dtype="uint8")
+    pack, plain = DotPack(4, 4, 0, "lines", 0, "taps"), DotPack(4, 4)
+    assert (pack.words(conv), pack.steps(conv), pack.run(conv), pack.chunk(conv), pack.pitch(conv)) == (5, 45, 45, 15, 16)
+    w = dot_tensors(conv)["filter"]
+    words = pack.filter(conv, w)[:, : 3 * 4 * 16 * 4].reshape(2, 3, 4, 16, 4)[:, :, :, :15]
+    steps = plain.filter(conv, w)[:, : 45 * 4 * 4].reshape(2, 3, 15, 4, 4)
+    assert np.array_equal(words.transpose(0, 1, 3, 2, 4), steps)
+
+
 EXPANDED = [
     ("n2-c3x19x71-k24x7x7-s2-p3-bias", "a stem with padding"), ("n1-c3x30x144-k32x11x11-s4", "a stem without"),
     ("n1-c4x12x50-k17x3x3-p1.0.2.1", "four sides, stride 1"), ("n1-c6x14x105-k64x5x5-g2-s1x3-p2", "groups"),
@@ -477,6 +489,39 @@ def test_words_shuffled_out_of_rows(key: str, dtype: str) -> None:
         assert legal
         for tile in legal:
             check(conv, tile)
+
+
+TAPS = [
+    ("n2-c40x9x11-k40x3x3-p1-bias", "rows of one vector"), ("n1-c36x7x7-k33x3x3-bias", "several rows in a vector"),
+    ("n1-c34x21x39-k48x5x3-s2-p2.1-bias", "stride 2, rows of two vectors"), ("n1-c70x12x12-k32x3x3-p2-d2-g2", "groups, dilation"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16"])
+@pytest.mark.parametrize("key", [pytest.param(key, id=what) for key, what in TAPS])
+def test_inputs_copied_for_each_tap(key: str, dtype: str) -> None:
+    """Exactly, for all rows at once and for some of them, with lines that register tiles fill and do not fill."""
+    changes = {"int8": {"out_dtype": "int8", "zero_point": -7, "out_zero_point": 5}, "uint8": {"zero_point": 131}}.get(dtype, {})
+    conv = Conv2d.parse(key).with_(dtype=dtype, **changes)
+    known = [one for one in INSTRUCTIONS if dtype in one.dtypes and one.name in able(dtype, host()) and one.group > 1]
+    if not known:
+        pytest.skip(f"no instruction for words of {dtype} here")
+    for one, rows in itertools.product(known, (3, conv.output_size[0])):
+        lanes = max(lanes for lanes in one.lanes if lanes <= host().lanes)
+        vectors = 2 if rows * conv.output_size[1] > lanes else 1
+        base = DotTile(one.name, one.group, "windows", lanes, vectors, 1, 16 if one.tiles else 1, rows, 1, "taps")
+        tile = replace(base, pass_blocks=base.pack.blocks(conv))
+        assert violations(conv, tile, host()) == []
+        check(conv, tile)
+
+
+def test_defaults_of_small_maps() -> None:
+    """AMX takes fewer tiles where rows follow one another without gaps."""
+    for dtype in ("uint8", "bfloat16"):
+        assert default_tile(Conv2d.parse(f"n1-c512x7x7-k512x3x3-{dtype}"), NAME, SERVER)[1].along == "taps"
+        assert all(tile.along == "channels" for tile in space(Conv2d.parse(f"n1-c64x56x56-k64x3x3-{dtype}"), SERVER))
+    one = DotTile("amx", 4, "windows", 16, 1, 1, 16, 1, 1, "taps")
+    assert any("`along`" in text for text in violations(Conv2d.parse("n1-c64x14x14-k64x1x1-uint8"), one, SERVER))
 
 
 def test_legality_of_shuffled_words() -> None:

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 WORD = 4  # bytes
 ORDERS = ("steps", "rows", "chunks", "lines")
-ALONG = ("channels", "columns")
+ALONG = ("channels", "columns", "taps")
 MOST_CHUNK = 16  # words of a row of an AMX tile
 _WIDE = {
     ("int8", 4): "int8", ("int8", 2): "int16", ("int8", 1): "int32",
@@ -56,7 +56,8 @@ class DotPack:
             A row begins where none crosses the end of a cache line, behind zeros (`pitch`). Older libraries also have "chunks", without
             these zeros, and "rows": [block, steps].
         across: 1 if blocks run over the channels of all groups, for depthwise layers; else 0.
-        along: what a word has neighbouring elements of: "channels" or kernel "columns".
+        along: what a word has neighbouring elements of: "channels" or kernel "columns"; or "taps": of channels, and all steps of the sum
+            are at one distance in the copy, which holds the inputs of each tap.
     """
 
     block: int
@@ -93,9 +94,11 @@ class DotPack:
     def run(self, conv: Conv2d) -> int:
         """Steps whose inputs are at one distance from the next, in a copy of [word][row][column], or along columns of [row][word][column].
 
-        Columns of a stride are parted there by their phase.
+        Columns of a stride are parted there by their phase. Of [tap][word][window] it is all steps.
         """
         words = self.words(conv)
+        if self.along == "taps":
+            return self.steps(conv)
         if self.along == "columns":
             return words * (conv.kernel[0] if conv.dilation[0] == 1 else 1)
         stride = conv.stride[1] if conv.kernel[1] > 1 else 1
