@@ -46,8 +46,8 @@ class Geometry:
 
     @derived
     def words(self) -> int:
-        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise". Along columns, those of a window's row;
-        along taps, of a window."""
+        """Words of a copied pixel: those of a group's channels, or of a block's with axis "depthwise". Along columns, those of a window's
+        row; along taps, of a window."""
         if self.repeated:
             return self.tile.pack.steps(self.conv)
         return self.tile.block if self.tile.axis == "depthwise" else self.tile.pack.words(self.conv)

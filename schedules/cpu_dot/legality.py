@@ -38,7 +38,8 @@ def violations(conv: Conv2d, tile: DotTile, machine: Machine) -> list[str]:
     shuffles = tile.along == "columns" and one.sums == "int32" and not one.tiles and conv.stride[1] <= one.group
     if tile.words not in WORDS or (tile.words == "shuffled" and not shuffles):
         broken.append(
-            f"`words` (={tile.words}) must be stored, or shuffled for words of columns of integers in vectors, at least as many as the stride"
+            f"`words` (={tile.words}) must be stored, or shuffled for words of columns of integers in vectors, "
+            "at least as many as the stride"
         )
     if tile.lanes not in one.lanes:
         broken.append(f"`lanes` (={tile.lanes}) must be one of {', '.join(map(str, one.lanes))} for {one.name}")
