@@ -64,7 +64,7 @@ TESTS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("schedules/cpu_depthwise/*", ["tests/schedules/test_cpu_depthwise.py", *_SELECTS_ON_CPUS]),
     ("schedules/cpu_winograd/*", ["tests/schedules/test_winograd_cpu.py", *_SELECTS_ON_CPUS]),
-    ("schedules/cpu_dot/*", ["tests/schedules/test_cpu_dot.py", *_SELECTS_ON_CPUS]),
+    ("schedules/cpu_dot/*", ["tests/schedules/test_cpu_dot.py", "tests/schedules/test_cpu_dot_packing.py", *_SELECTS_ON_CPUS]),
     ("schedules/studies/cpu_ladder.py", ["tests/schedules/test_ladder.py"]),
     ("schedules/studies/cuda_ladder*", ["tests/studies/test_cuda_ladder.py"]),
     ("schedules/studies/sliding.py", ["tests/studies/test_cuda_sliding.py"]),

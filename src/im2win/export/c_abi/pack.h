@@ -23,7 +23,8 @@ typedef struct {
 
 /* group: elements of a word of 32 bits; chunk, pitch: a block is [steps / chunk][block][pitch], of which the first `chunk` words are used;
    columns_first: whether words have neighbouring kernel columns instead of channels, and steps are [row][channel][word] instead of
-   [row][column][word]; integers: whether filters are int8, with offsets behind them; halves: whether others are float16, else bfloat16; shift: what the offsets take off every input. */
+   [row][column][word]; integers: whether filters are int8, with offsets behind them; halves: whether others are float16, else bfloat16;
+   shift: what the offsets take off every input. */
 typedef struct {
   int out_channels, in_channels, rows, columns, groups, block, group, chunk, pitch, columns_first, integers, halves, shift;
   size_t packed;
