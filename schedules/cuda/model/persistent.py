@@ -20,6 +20,7 @@ STORE_CYCLES = 14  # cycles of a warp's scheduler for storing an output of each 
 COPY_LATENCY = 1050  # cycles from the issue of a copy to its completion
 NARROW = 2.35  # times of writing the output that runs of a sector cost; those of two sectors cost a quarter
 FIRST = 1.4  # factor on the time of blocks that rearrange elements channels first
+LAST = 1.1  # and of those with channels last
 TAKE_CYCLES = 163  # cycles to rearrange 16 bytes in each of 32 threads
 
 
@@ -39,7 +40,9 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     loaded = (pack.steps(conv) - 1) / (tile.stages - 1) * COPY_LATENCY  # where copies run too few steps ahead
     cycles = BEGIN_CYCLES + rounds * max(sharing * max(multiplied, copies + stores), alone, loaded) + stores
     narrow = 0.0
-    if conv.layout == "NCHW":
+    if conv.layout == "NHWC":
+        cycles *= LAST
+    else:
         cycles *= FIRST
         run = (1 if tile.cols < conv.output_size[1] else tile.rows) * tile.cols * conv.itemsize  # neighbouring bytes of a channel
         narrow = NARROW * (SECTOR / run) ** 2 * conv.output_bytes / gpu.dram_bytes_s

@@ -46,7 +46,9 @@ CLUSTERS = (
     (2, "accumulators"), (4, "accumulators"), (8, "accumulators"),
 )  # fmt: skip
 SUMS = (1, 2, 4)  # blocks that share accumulators, for which shapes are chosen
-COPIES = 6  # most pipeline stages of filters
+DEPTHS = (2, 3, 4)  # pipeline stages of windows
+DEEP = (6, 8)  # and of 1x1 kernels, of which a step multiplies so little that copies of few steps do not hide one another's latency
+COPIES = 6  # most pipeline stages of filters, or as many as there are of windows
 
 
 def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: str = "halo") -> list[tuple[int, int, int]]:
@@ -73,7 +75,7 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
     if least.lines or (least.channels_last and in_row):
         widths = _eights(width, most)
     else:
-        widths = range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most)
+        widths = _in_row(width, most) if in_row else _sizes(width, most)
     if conv.layout == "NCHW" and (least.channels_last or least.window_rows):  # products cost little beside stores of few bytes
         widths = (cols for cols in widths if cols >= min(width, STORED))
     for cols in widths:
@@ -86,6 +88,12 @@ def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple
                     cost = field.columns + TILE_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
                     found.append((field.output_tiles, cost, (images, rows, cols)))
     return found
+
+
+def _in_row(size: int, most: int) -> Iterator[int]:
+    """Parts of a row of pixels: multiples of `PIXELS`, and of eight those that cover the row with fewer pixels beyond it."""
+    shared = range(most // PIXELS * PIXELS, 0, -PIXELS)
+    return iter(dict.fromkeys((*shared, *_eights(size, most))))
 
 
 def _sizes(size: int, most: int) -> Iterator[int]:
@@ -112,13 +120,13 @@ def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSp
     """The tile with as many pipeline stages of filters as fit, for one and for two thread blocks on a multiprocessor."""
     field = field_of(conv, tile)
     resident = (1, 2) if enough(field, gpu, 2) else (1,)
-    for stages in (2, 3, 4):
+    for stages in (*DEPTHS, *(DEEP if conv.kernel == (1, 1) else ())):
         alone = replace(tile, stages=stages, filter_stages=0)
         needed = KIB + field_of(conv, alone).shared_bytes + 2 * 128
         for blocks in resident:
             copies = (gpu.shared // blocks - needed) // (field.filter_buffer[1] * conv.itemsize)  # their barriers are in the 128 bytes
             if copies >= 2:
-                yield replace(alone, filter_stages=min(copies, COPIES))
+                yield replace(alone, filter_stages=min(copies, max(COPIES, stages)))
 
 
 def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[WarpSpecializedTile]:
