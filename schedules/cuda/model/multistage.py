@@ -47,6 +47,7 @@ TABLE_ISSUES = {4: 8, 2: 0, 1: 0}  # more for each number that its thread reads 
 SPILL_ISSUES = 20  # instructions of a step for each fetched element without a register
 PATCH_ISSUES = 86  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that streams through it
+EXPOSED = 0.37  # share of the time of device memory that no product hides: of the first copies and the last stores
 LAUNCH_S = 2.2e-6  # seconds from the end of a kernel to the work of the next
 SECTOR = 32  # bytes that level-2 cache transfers at least
 WASTE_SHARE = 0.38  # share that is not hidden, of sectors of which few bytes are used
@@ -273,11 +274,11 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -
     waste = _pixel_waste(conv) if tile.halo else _sector_waste(conv, tile.order, plan)
     passed = CACHE_SHARE * (work.filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
     gathered = not tile.halo and conv.layout == "NCHW" and conv.itemsize == 2 and conv.in_channels >= FEW * conv.groups
-    apart = GATHERED if gathered else 1.0
+    apart, memory = GATHERED if gathered else 1.0, traffic.memory(whole.output_bytes, gpu)
     return Estimate(
-        compute=apart * (rounds * block + alone) / gpu.clock_hz,
+        compute=apart * (rounds * block + alone) / gpu.clock_hz + EXPOSED * memory,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
-        memory=traffic.memory(whole.output_bytes, gpu),
+        memory=memory,
         transform=traffic.transform(gpu),
         occupancy=at_once * warps,
         shared_bytes=shared,

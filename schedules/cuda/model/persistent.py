@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, SECTOR, Estimate
+from im2win.schedules.cuda.model.multistage import EXPOSED, GROUP_CYCLES, SECTOR, Estimate
 from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
 from im2win.schedules.cuda.tiles.persistent import LANES, HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
@@ -19,8 +19,7 @@ BEGIN_CYCLES = 5200  # cycles until the first step is in shared memory
 STORE_CYCLES = 14  # cycles of a warp's scheduler for storing an output of each thread
 COPY_LATENCY = 1050  # cycles from the issue of a copy to its completion
 NARROW = 2.35  # times of writing the output that runs of a sector cost; those of two sectors cost a quarter
-FIRST = 1.4  # factor on the time of blocks that rearrange elements channels first
-LAST = 1.1  # and of those with channels last
+FIRST = 1.2  # factor on the time of blocks that rearrange elements channels first
 TAKE_CYCLES = 163  # cycles to rearrange 16 bytes in each of 32 threads
 
 
@@ -40,18 +39,17 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     loaded = (pack.steps(conv) - 1) / (tile.stages - 1) * COPY_LATENCY  # where copies run too few steps ahead
     cycles = BEGIN_CYCLES + rounds * max(sharing * max(multiplied, copies + stores), alone, loaded) + stores
     narrow = 0.0
-    if conv.layout == "NHWC":
-        cycles *= LAST
-    else:
+    if conv.layout == "NCHW":
         cycles *= FIRST
         run = (1 if tile.cols < conv.output_size[1] else tile.rows) * tile.cols * conv.itemsize  # neighbouring bytes of a channel
         narrow = NARROW * (SECTOR / run) ** 2 * conv.output_bytes / gpu.dram_bytes_s
     filters = blocks * field.filters * conv.itemsize
     windows = pack.blocks(conv) * field.output_tiles * field.pixels * pack.channels(conv) * conv.itemsize
+    memory = (math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s
     return Estimate(
-        compute=cycles / gpu.clock_hz + narrow,
+        compute=cycles / gpu.clock_hz + narrow + EXPOSED * memory,
         cache=(filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
-        memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
+        memory=memory,
         transform=0.0,
         occupancy=resident * tile.threads // 32,
         shared_bytes=field.shared_bytes,

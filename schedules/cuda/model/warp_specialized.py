@@ -1,8 +1,8 @@
 """Cost model of warp-specialized kernels; the tuner begins with the tiles that it ranks first.
 
-Constants are fitted to times on an NVIDIA H200, in float16, of 1769 tiles of 56 layers, 439 of them of 13 layers with channels first: how
-far estimates are off has a standard deviation of 9 % within a layer, and its mean one of 4 % between layers with channels last and of 7 %
-between those with channels first. Constants that say so are fitted to fewer layers.
+Constants are fitted to times on an NVIDIA H200, in float16, of 1898 tiles of 81 layers, 503 of them with channels first: how far estimates
+are off has a standard deviation of 7 % within a layer, and its mean one of 5 % between layers with channels last and of 8 % between those
+with channels first. Constants that say so are fitted to fewer layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from im2win.device.gpu import Gpu
 from im2win.packing.window_rows import row_elements
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
-from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, L2_SHARE, SECTOR, Estimate
+from im2win.schedules.cuda.model.multistage import EXPOSED, GROUP_CYCLES, L2_SHARE, SECTOR, Estimate
 from im2win.schedules.cuda.model.persistent import NARROW, STORE_CYCLES
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.copied_lines import CopiedLines, copy_elements
@@ -24,31 +24,30 @@ from im2win.schedules.cuda.tiles.warp_specialized import REARRANGERS, WarpSpecia
 from im2win.schedules.cuda.tiles.window_rows import WindowRows
 from im2win.spec.conv2d import Conv2d
 
-BEGIN_CYCLES = 5000  # cycles of a block before its first copies are issued and behind its last store
-SMALL_COLUMNS = 4  # cost of every product, in columns
-COPY_LATENCY = 1500  # cycles from the issue of a copy to its completion, with all multiprocessors busy
-COPY_CYCLES = 110  # cycles of a warpgroup for every copy of filters: the wait at its full barrier and the release
-CYCLE_BYTES = 90  # bytes of one copy that a multiprocessor receives in a cycle, beside that
-ARRIVING_BYTES = 64  # bytes of all copies that a multiprocessor receives in a cycle, with all of them busy
-EXPOSED = 0.3  # share of the time of device memory that no product hides: of the first copies and the last stores
-PAIRED = 1.06  # factor of clusters of two that share windows or filters, except lines of pixels
+BEGIN_CYCLES = 5200  # cycles of a block before its first copies are issued and behind its last store
+SMALL_COLUMNS = 7  # cost of every product, in columns
+COPY_LATENCY = 1440  # cycles from the issue of a copy to its completion, with all multiprocessors busy
+COPY_CYCLES = 50  # cycles of a warpgroup for every copy of filters: the wait at its full barrier and the release
+ARRIVING_BYTES = 84  # bytes of all copies that a multiprocessor receives in a cycle, with all of them busy
+TURNS = 1.03  # factor of ping-pong consumers
+PAIRED = 1.07  # factor of clusters of two that share windows or filters, except lines of pixels
 FOUR = 1.7  # factor of clusters of four that share windows or filters, for tiles of several rows
 FOUR_LONG = 1.17  # the same for other tiles
 CROWDED = {2: 1.0, 4: 1.15, 8: 1.45}  # by size, factor of clusters that share accumulators and do not all find their places at once
 FULL = 0.9  # share of the places that are taken, from which on clusters wait for one another's
 FEW = 2  # copies of filters for a tile, so that its blocks wait for one another most of the time
-SENT_LATENCY = 1000  # cycles until accumulators of other blocks have arrived, and may be overwritten
-SENT_BYTES = 24  # bytes of accumulators that a block receives in a cycle
+SENT_LATENCY = 330  # cycles until accumulators of other blocks have arrived, and may be overwritten
+SENT_BYTES = 8  # bytes of accumulators that a block receives in a cycle
 SUM_BYTES = 4
 PLANES = 1.1  # factor on the cycles for storing outputs channels first
 CHAIN_CYCLES = 100  # cycles of a warpgroup from the last product of a chain until it adds accumulators to sums; estimated, not fitted
 SHIFT_CYCLES = 4  # cycles of a warpgroup to add one accumulator of another phase, columns shifted
 MOVE_CYCLES = 132  # cycles of a warp to rearrange as much as it takes at a time
 HAND_CYCLES = 1140  # cycles that a step of rearranged windows takes from one pipeline to the other, beside those
-REARRANGED = 1.15  # factor on the time of blocks that rearrange windows
+REARRANGED = 1.16  # factor on the time of blocks that rearrange windows
 COPYING = 2.06  # factor on the time of memory and level-2 cache of the kernel that copies pixels; fitted to three layers
 BEGIN_COPY_S = 1e-6  # of kernels that copy to channels last or to rows of windows, beside the time of memory; fitted to ten layers
-FROM_COPY = 1.06  # factor on the time of blocks whose halo tiles come from a copy in channels last; fitted beside `REARRANGED`
+FROM_COPY = 1.09  # factor on the time of blocks whose halo tiles come from a copy in channels last; fitted beside `REARRANGED`
 FROM_ROWS = 1.6  # the same from rows of windows, whose pixels are small boxes; fitted to three layers of three channels
 FROM_SHORT_ROWS = 3.5  # and from rows of fewer bytes than `ROW_BYTES`; fitted to one layer with 3x3 kernels
 ROW_BYTES = 64
@@ -67,9 +66,8 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES + copies * COPY_CYCLES
     raw = field.raw_buffer if isinstance(field, RearrangedHaloTile) else None
     buffers = ((steps, raw or field.window_buffer), (copies, field.filter_buffer))  # one stage of each is still being read
-    loads = [COPY_LATENCY + resident * stage * conv.itemsize / CYCLE_BYTES for _, (_, stage) in buffers]
     arriving = resident * conv.itemsize * sum(number * stage for number, (_, stage) in buffers) / ARRIVING_BYTES
-    loaded = max(arriving, *(number / (stages - 1) * one for (number, (stages, _)), one in zip(buffers, loads, strict=True)))
+    loaded = math.hypot(arriving, COPY_LATENCY * max(number / (stages - 1) for number, (stages, _) in buffers))
     outputs = field.sum_registers / field.sums
     stores = outputs / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks * (PLANES if conv.layout == "NCHW" else 1)
     stores += (field.sum_registers - outputs) * SHIFT_CYCLES * tile.groups
@@ -84,10 +82,12 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     if isinstance(field, RearrangedHaloTile):
         batches = field.steps_of_eights * (tile.units // QUAD) // (TOGETHER * tile.rearrangers)
         moved = steps * (batches * MOVE_CYCLES + HAND_CYCLES) * tile.rearrangers / REARRANGERS
-    cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded, moved) + stores
+    cycles = BEGIN_CYCLES + count * max(resident * multiplied, alone, loaded, moved) + stores
     apart = REARRANGED if tile.rearranged else FROM_COPY if isinstance(field, CopiedPixels) else 1.0
     if isinstance(field, WindowRows):
         apart = FROM_ROWS if row_elements(conv) * conv.itemsize >= ROW_BYTES else FROM_SHORT_ROWS
+    if tile.pingpong > 1:
+        apart *= TURNS
     if tile.cluster == 2 and tile.sum_blocks == 1 and not (isinstance(field, PixelLines) and tile.shared == "windows"):
         apart *= PAIRED
     if tile.cluster // tile.sum_blocks == 4:
