@@ -105,7 +105,7 @@ RUNGS: dict[str, CudaRung] = {
     "micro_kernel": CudaRung("outer product in registers", "thesis 4.3.3", blocks=True, shared=True, micro_kernel=True),
     "vectorized": CudaRung("vector loads and stores", "thesis 4.3.4", blocks=True, shared=True, micro_kernel=True, vectorized=True),
     "prefetch": ALGORITHM_9,
-    "production": CudaRung("the project's kernel", "schedules/cuda/kernels/multistage.py", production=True),
+    "production": CudaRung("the project's kernel", "schedules/cuda", production=True),
 }
 WITHOUT: dict[str, CudaRung] = {
     f"without_{name}": replace(ALGORITHM_9, title=f"without {title}", source="thesis fig. 4-9", **{name: False})

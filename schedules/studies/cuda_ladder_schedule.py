@@ -43,7 +43,8 @@ def schedule(conv: Conv2d, tensors: Sequence[te.Tensor], rung: CudaRung) -> Sche
     if rung.production:
         raise ValueError(f"the rung {rung.title!r} is scheduled by schedules/cuda/.")
     sizes = sizes_of(conv, rung)
-    steps = (sizes.block_n, sizes.block_k) if rung.blocks else (1, 1)
+    copied = rung.shared or rung.micro_kernel  # copies of a step's operands are padded with zeros
+    steps = (sizes.block_n if rung.blocks else 1, sizes.block_k if copied else 1)
     form = gemm(conv, tensors, STAGE, (pack_of(conv, rung).block, *steps))
     _store(form.sch, form.stage)
     if not rung.blocks:
@@ -54,6 +55,8 @@ def schedule(conv: Conv2d, tensors: Sequence[te.Tensor], rung: CudaRung) -> Sche
         _micro_kernel(form, loops, rung)
     else:
         _dot_products(form, loops)
+    if not copied:
+        _rest(form, loops)
     copies = _shared(form, loops, conv, sizes, rung) if rung.shared else _from_global(form)
     if rung.vectorized:
         _vector_stores(form, loops, conv)
@@ -263,6 +266,19 @@ def _read(sch: Schedule, block: SBlockRV) -> tuple[SBlockRV, int]:
     """The block that reads what a block writes, and which of its reads that is."""
     [reader], buffer = sch.get_consumers(block), sch.get(block).writes[0].source
     return reader, next(place for place, region in enumerate(sch.get(reader).reads) if region.source.same_as(buffer))
+
+
+def _rest(form: Gemm, loops: Loops) -> None:
+    """Terms behind the last whole step become a step of their own, so that no other step tests whether a term exists.
+
+    before                                                     after
+        for kk in K / K_B, rounded up:                             for kk in K / K_B, rounded down:
+            for m in M_T, n in N_T: for k in K_B:                      for m in M_T, n in N_T: for k in K_B:
+                if kk * K_B + k < K: S[m, n] += F[m, k] * W[k, n]          S[m, n] += F[m, k] * W[k, n]
+                                                                   for m in M_T, n in N_T: for k in K_B:
+                                                                       if k < K % K_B: S[m, n] += F[m, k] * W[k, n]
+    """
+    form.sch.annotate(loops.step, "pragma_loop_partition_hint", True)
 
 
 def _from_global(form: Gemm) -> list[SBlockRV]:

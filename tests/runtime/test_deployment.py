@@ -126,6 +126,8 @@ DEPLOYED = """
     assert "libtvm_runtime" in loaded or not loaded
     assert not [name for name in sys.modules if name == "tvm" or name.startswith("tvm.")]
     assert not [name for name in ("xgboost", "typer", "rich", "onnx") if name in sys.modules]
+    of_others = ("packing.mma_fragments", "numerics.winograd_error", "runtime.cuda", "runtime.model")
+    assert not [name for name in of_others if f"im2win.{name}" in sys.modules], "a CPU's library needs nothing of GPUs and models"
 """
 
 

@@ -142,6 +142,20 @@ def test_double_buffers_need_one_barrier_a_step(name: str) -> None:
     assert loop.count("__syncthreads();") == 1
 
 
+@pytest.mark.parametrize(
+    "key, whole, rest",
+    [("n128-c3x224x224-k64x3x3", 3, 3), ("n128-c3x227x227-k96x11x11-s4", 45, 3), ("n128-c8x9x9-k64x3x3", 9, 0)],
+)
+def test_blocks_test_no_term_of_a_whole_step(key: str, whole: int, rest: int) -> None:
+    """Loads stand in loops without a condition; terms behind the last whole step are a step of their own."""
+    text = body(Conv2d.parse(key), "blocks")
+    steps = re.findall(r"(?<!unroll)\n  for \(int \w+ = 0; \w+ < (\d+); ", text)
+    assert steps == [str(whole)]
+    tests = re.findall(r"if \(\w+ < (\d+)\)", text)
+    assert tests == ([str(rest)] if rest else []) and "condval" not in text
+    assert text.count("#pragma unroll 1\n") == 1 + bool(rest)
+
+
 def test_vectors_are_where_they_can_be() -> None:
     """Loads of filters and of a micro-kernel's operands are float4; stores and loads of windows as wide as the problem lets them be."""
     odd, even = Conv2d.parse("n1-c4x10x13-k64x3x3-p0.1.2.0-bias-relu"), Conv2d.parse("n2-c8x9x10-k16x4x4")

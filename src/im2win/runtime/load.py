@@ -1,19 +1,19 @@
-"""Loads built operators: single convolutions and whole models."""
+"""Loads built operators: single convolutions and whole models. Modules of other devices and of models are imported when they are needed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from im2win.runtime.cuda import CudaOp
-from im2win.runtime.cuda_model import CudaModel
 from im2win.runtime.libraries import cpu_flags
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
-from im2win.runtime.model import Model
-from im2win.runtime.model_manifest import ModelManifest, check
 from im2win.runtime.op import Op
 from im2win.runtime.seal import is_sealed
+
+if TYPE_CHECKING:
+    from im2win.runtime.model import Model
 
 
 def load(path: str | os.PathLike[str]) -> Op:
@@ -33,6 +33,8 @@ def load(path: str | os.PathLike[str]) -> Op:
     if sealed and not is_sealed(content, manifest.facts()):
         raise ArtefactError(f"{manifest_path(library)}: changed since it was written: {library.name} is sealed with other facts.")
     if manifest.target == "cuda":
+        from im2win.runtime.cuda import CudaOp
+
         return CudaOp(manifest, library)
     flags = cpu_flags()
     if flags and manifest.isa and manifest.isa not in flags:
@@ -50,10 +52,15 @@ def load_model(path: str | os.PathLike[str], *, verify: bool | None = None) -> M
     Raises:
         ArtefactError: a file is missing, truncated, not of im2win, or built for instructions that this CPU lacks.
     """
+    from im2win.runtime.model import Model
+    from im2win.runtime.model_manifest import ModelManifest, check
+
     library = Path(path).resolve()
     manifest = ModelManifest.read(manifest_path(library))
     weights = check(library, manifest, verify=verify)
     if manifest.target == "cuda":
+        from im2win.runtime.cuda_model import CudaModel
+
         return CudaModel(manifest, library, weights)
     flags = cpu_flags()
     if flags and manifest.isa and manifest.isa not in flags:

@@ -6,13 +6,10 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import im2win
-from im2win.packing.mma_fragments import CudaPack
-from im2win.packing.split_k import SplitPack
-from im2win.packing.wgmma_smem import ChunkPack
-from im2win.packing.winograd_int8 import QuantisedPack
+from im2win.packing import codec as packs
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
 from im2win.runtime.seal import seal
@@ -168,11 +165,12 @@ class Layer:
         self._out = Port("out", conv.output_shape, conv.out_dtype, writable=True)
 
     def _pack(self, w: Any, bias: Any, scale: Any) -> list[Any]:
-        conv, pack, dtypes = self.op.conv, self.op.manifest.pack, self.op.conv.dtypes
+        conv, dtypes = self.op.conv, self.op.conv.dtypes
         for name, value in (("bias", bias), ("scale", scale)):
             if (value is not None) != (name in dtypes):
                 raise ArgumentError(f"`{name}` must be {'given' if name in dtypes else 'left out'}: the problem is {conv}.")
-        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has such a packing
+        assert packs.kind_of(self.op.manifest.pack) not in packs.ONLY_CUDA
+        pack = cast("packs.CpuPack", self.op.manifest.pack)
         packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, dtypes["filter"]))]
         if conv.bias:
             packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), dtypes["bias"])))
