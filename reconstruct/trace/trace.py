@@ -282,6 +282,7 @@ class Trace:
             "im2win::copy_async": self._copy_async, "im2win::commit_copies": self._commit, "im2win::wait_copies": self._wait,
             "im2win::load_words": self._load_words, "im2win::load_matrices": self._load_words,
             "nvcuda::wmma::load_matrix_sync": self._fragment, "nvcuda::wmma::store_matrix_sync": self._fragment,
+            "im2win::after_predecessors": self._nothing,
         }  # fmt: skip
         if call.function in known:
             yield from known[call.function](call, scope, mask, certain, span)
@@ -324,6 +325,10 @@ class Trace:
 
     def _wait(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         yield WaitGroup(int(call.template))
+
+    def _nothing(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        """A wait for other kernels, see `schedules.cuda.launch_overlap`: it orders no threads of this one, and accesses nothing."""
+        yield from ()
 
     def _load_words(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         to, source = (self.memory.pointer(argument, scope) for argument in call.arguments)
