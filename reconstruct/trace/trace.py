@@ -311,14 +311,16 @@ class Trace:
         to, source, *condition = call.arguments
         for expr in condition:
             yield from self._reads(expr, scope, mask, certain, span)
-        for expr, write in ((source, False), (to, True)):
+        holds = [known for expr in condition if (known := _known(expr, scope)) is not None]
+        inside = _both(mask, holds[0]) if holds else mask  # zeros are written without reading elsewhere
+        for expr, write, where in ((source, False, inside), (to, True, mask)):
             yield from self._inside(expr, scope, mask, certain, span)
             pointer = self.memory.pointer(expr, scope)
             if pointer is None:
                 raise self._not_shown(span, f"what {call.function} copies is not known")
             if pointer.buffer in self.tracked:
                 place = replace(pointer, size=int(call.template))
-                yield self._access(place, write, mask, certain, span, pending=True)
+                yield self._access(place, write, where, certain, span, pending=True)
 
     def _commit(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         yield CommitGroup()
