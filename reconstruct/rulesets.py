@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from im2win.reconstruct.fusion import llc, shmem
 from im2win.reconstruct.parse.unit import Unit
-from im2win.reconstruct.rules import barriers, copies, hip, pipelines
+from im2win.reconstruct.rules import barriers, bounds, copies, hip, pipelines, unroll, wide
 from im2win.reconstruct.text_rules import Match, ReconstructError
 from im2win.reconstruct.validate.search import search
 from im2win.reconstruct.validate.validators import Validator
@@ -22,11 +22,13 @@ class Settings:
 
     shared: bytes of shared memory that a block may take. wave: consumer blocks in a wave, see `llc.fuse`.
     validators: a change is refused if one of them objects.
+    sizes: of a multiprocessor, which `bounds` divides among thread blocks.
     """
 
     shared: int = 49152
     wave: int = 0
     validators: tuple[Validator, ...] = ()
+    sizes: bounds.Multiprocessor = bounds.HOPPER
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ def _steps(rewrite: Callable[[Unit], tuple[Unit, list[Match], list[str]]]) -> Ca
     return apply
 
 
+def _bounds(unit: Unit, settings: Settings) -> Applied:
+    return _steps(lambda unit: bounds.rewrite(unit, settings.sizes))(unit, settings)
+
+
 def _hip(unit: Unit, settings: Settings) -> Applied:
     result, matches = hip.translate(unit)
     return Applied(result, matches, [f"line {match.line}: {match.rule}, {match.why}" for match in matches])
@@ -100,6 +106,9 @@ RULE_SETS: dict[str, RuleSet] = {
         RuleSet(barriers.RULE, "drops or weakens barriers that an argument about indices shows to be needless", _barriers),
         RuleSet(pipelines.RULE, "takes one barrier a step, not two, in pipelined loops", _steps(pipelines.rewrite)),
         RuleSet(copies.RULE, "copies from global to shared memory asynchronously", _steps(copies.rewrite)),
+        RuleSet(wide.RULE, "accesses several neighbouring elements at once", _steps(wide.rewrite)),
+        RuleSet(bounds.RULE, "states how many thread blocks a multiprocessor is to run", _bounds),
+        RuleSet(unroll.RULE, "unrolls the steps of a pipeline by its ring of buffers", _steps(unroll.rewrite)),
         RuleSet(shmem.RULE, "fuses a kernel with the one that reads its result, held in shared memory", _shared),
         RuleSet(llc.RULE, "fuses a kernel with the one that reads its result, through the last-level cache", _cached),
         RuleSet(hip.RULE, "translates to HIP", _hip, must=True),

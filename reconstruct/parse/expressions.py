@@ -99,6 +99,7 @@ _SCALARS = {
 _LONG = {"unsigned int": "uint", "unsigned char": "uchar", "char": "signed char", "unsigned short": "ushort", "long long": "int64_t",
          "unsigned long long": "uint64_t", "__half": "half", "__nv_bfloat16": "nv_bfloat16"}  # fmt: skip
 _VECTORS = {f"{name}{lanes}": size * lanes for name, size in _SCALARS.items() for lanes in (1, 2, 3, 4) if name.isalpha()}
+_VECTORS |= {f"nv_bfloat16{lanes}": 2 * lanes for lanes in (2, 4)}
 
 
 def plain_type(text: str) -> str:

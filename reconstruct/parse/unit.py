@@ -65,7 +65,8 @@ class Kernel:
     """One kernel of a source.
 
     bounds: threads of its `__launch_bounds__`, None without. span: of the definition. inner: span of the body, without the braces.
-    launches: in the order of execution; tensors are named, scalars have their values.
+    launches: in the order of execution; tensors are named, scalars have their values. resident: thread blocks that `__launch_bounds__`
+        asks a multiprocessor to run at a time, None without.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Kernel:
     inner: tuple[int, int]
     source: str
     launches: tuple[Launch, ...] = ()
+    resident: int | None = None
 
     @property
     def text(self) -> str:
@@ -186,10 +188,10 @@ class Unit:
             name, last = match["name"], closing(text, match.end() - 1)
             if name in found:
                 raise ReconstructError(f"kernel {name} is defined twice.")
-            bounds = int(match["bounds"].split(",")[0]) if match["bounds"] else None
+            bounds, resident = _bounds(match["bounds"])
             launches = tuple(launch for launch in self.launches if launch.kernel == name)
             span, inner = (match.start(), last + 1), (match.end(), last)
-            found[name] = Kernel(name, _parameters(name, match["parameters"]), bounds, span, inner, self.source, launches)
+            found[name] = Kernel(name, _parameters(name, match["parameters"]), bounds, span, inner, self.source, launches, resident)
         return found
 
     def kernel(self, name: str) -> Kernel:
@@ -249,6 +251,12 @@ def read(text: str) -> Unit:
     for launch in launches:
         unit.kernel(launch.kernel)
     return unit
+
+
+def _bounds(text: str | None) -> tuple[int | None, int | None]:
+    """(threads, thread blocks of a multiprocessor) of the text between the brackets of `__launch_bounds__`."""
+    numbers = [int(word) for word in text.split(",")] if text else []
+    return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None)
 
 
 def _launch(match: re.Match[str]) -> Launch:

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import itertools
 
-from im2win.reconstruct.parse.statements import Barrier, Declaration, Loop, has_barrier
+from im2win.reconstruct.parse.expressions import Call
+from im2win.reconstruct.parse.statements import Barrier, Declaration, Effect, Loop, Statement, has_barrier
 from im2win.reconstruct.parse.unit import Edit, Kernel, Unit
 from im2win.reconstruct.rules.races import race
 from im2win.reconstruct.text_rules import Match
@@ -42,12 +43,17 @@ WHY_STORES = "the buffer that a step stores to was read before its first barrier
 
 
 def pipeline_of(kernel: Kernel) -> Loop | None:
-    """The outermost loop whose body begins with a barrier, behind declarations; None without one."""
+    """The outermost loop whose body begins with a barrier, behind declarations and a wait for copies; None without one."""
     for loop in kernel.loops:
-        first = next((part for part in loop.body if not isinstance(part, Declaration)), None)
+        first = next((part for part in loop.body if not isinstance(part, Declaration) and not _waits(part)), None)
         if isinstance(first, Barrier):
             return loop
     return None
+
+
+def _waits(part: Statement) -> bool:
+    """Whether a statement waits for asynchronous copies."""
+    return isinstance(part, Effect) and isinstance(part.value, Call) and part.value.function == "im2win::wait_copies"
 
 
 def stores_last(kernel: Kernel) -> Loop | None:

@@ -282,6 +282,7 @@ class Trace:
             "im2win::copy_async": self._copy_async, "im2win::commit_copies": self._commit, "im2win::wait_copies": self._wait,
             "im2win::load_words": self._load_words, "im2win::load_matrices": self._load_words,
             "nvcuda::wmma::load_matrix_sync": self._fragment, "nvcuda::wmma::store_matrix_sync": self._fragment,
+            "im2win::after_predecessors": self._nothing,
         }  # fmt: skip
         if call.function in known:
             yield from known[call.function](call, scope, mask, certain, span)
@@ -310,20 +311,26 @@ class Trace:
         to, source, *condition = call.arguments
         for expr in condition:
             yield from self._reads(expr, scope, mask, certain, span)
-        for expr, write in ((source, False), (to, True)):
+        holds = [known for expr in condition if (known := _known(expr, scope)) is not None]
+        inside = _both(mask, holds[0]) if holds else mask  # zeros are written without reading elsewhere
+        for expr, write, where in ((source, False, inside), (to, True, mask)):
             yield from self._inside(expr, scope, mask, certain, span)
             pointer = self.memory.pointer(expr, scope)
             if pointer is None:
                 raise self._not_shown(span, f"what {call.function} copies is not known")
             if pointer.buffer in self.tracked:
                 place = replace(pointer, size=int(call.template))
-                yield self._access(place, write, mask, certain, span, pending=True)
+                yield self._access(place, write, where, certain, span, pending=True)
 
     def _commit(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         yield CommitGroup()
 
     def _wait(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         yield WaitGroup(int(call.template))
+
+    def _nothing(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        """A wait for other kernels, see `schedules.cuda.launch_overlap`: it orders no threads of this one, and accesses nothing."""
+        yield from ()
 
     def _load_words(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         to, source = (self.memory.pointer(argument, scope) for argument in call.arguments)

@@ -72,7 +72,7 @@ def test_validated_and_tried(tmp_path: Path, command: Callable[..., Any]) -> Non
     [
         ("{source}", "Missing option '--out'"),
         ("{source} -o {source}", "must not be the source itself"),
-        ("{source} -o {out} --rules nothing", r"`rules` (='nothing') must be among barriers, pipelines, copies, pkf-shmem, pkf-llc, hip"),
+        ("{source} -o {out} --rules nothing", r"`rules` (='nothing') must be among barriers, pipelines, copies, wide, bounds, unroll, pkf"),
         ("{source} -o {out} --rules split,barriers", "and split only as the last"),
         ("{source} -o {out} --rules ,", "must name a rule set"),
         ("{folder}/none.cu -o {out}", "No such file"),

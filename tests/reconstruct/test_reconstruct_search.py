@@ -136,8 +136,9 @@ def test_a_rule_that_does_not_fit_leaves_the_source_and_the_log_says_why(caplog:
 
 
 def test_unknown_rules() -> None:
-    assert list(RULE_SETS) == ["barriers", "pipelines", "copies", "pkf-shmem", "pkf-llc", "hip"]
-    with pytest.raises(ReconstructError, match=r"`rules` \(='fuse'\) must be among barriers, pipelines, copies, pkf-shmem, pkf-llc, hip"):
+    assert list(RULE_SETS) == ["barriers", "pipelines", "copies", "wide", "bounds", "unroll", "pkf-shmem", "pkf-llc", "hip"]
+    known = "barriers, pipelines, copies, wide, bounds, unroll, pkf-shmem, pkf-llc, hip"
+    with pytest.raises(ReconstructError, match=rf"`rules` \(='fuse'\) must be among {known}"):
         rule_sets(["barriers", "fuse"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pipelined import KERNEL, changed, unit
 
 from im2win.codegen import rewritten
 from im2win.codegen.cuda import kernel_module
@@ -15,30 +16,14 @@ from im2win.reconstruct.rules import copies, pipelines
 from im2win.reconstruct.rules.races import period, race
 from im2win.reconstruct.rulesets import rewrite
 from im2win.reconstruct.trace.events import NotShown
-from im2win.registry.schedules import schedule_of
+from im2win.schedules.cuda.launch_overlap import CALL, waiting
 from im2win.schedules.cuda.scheduled.passes import PIPELINE
-from im2win.schedules.cuda.tiles.scheduled import ScheduledTile
 from im2win.schedules.studies import cuda_ladder_schedule
 from im2win.schedules.studies.cuda_ladder import ALGORITHM_9
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
-CONV = Conv2d.parse("n2-c16x14x14-k64x3x3-p1")
-KERNEL, SECOND = "conv2d_kernel", "conv2d_kernel_1"
-
-
-def unit(stages: int, conv: Conv2d = CONV) -> Unit:
-    """What TVM generates."""
-    tile = ScheduledTile("fma", 64, 32, 8, 8, 4, "uvc", stages, 0, 4, "")
-    kernels = schedule_of("direct/scheduled").on_gpu.kernels(conv, tile, H200)
-    (function,) = rewritten.functions(kernel_module({SYMBOL: kernels[SYMBOL]}), H200, PIPELINE)
-    return function.unit
-
-
-def changed(unit: Unit, before: str, after: str, count: int = 1) -> Unit:
-    """The unit with other text."""
-    assert before in unit.source
-    return Unit(unit.source.replace(before, after, count), unit.launches, unit.workspace)
+SECOND = "conv2d_kernel_1"
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
@@ -79,6 +64,18 @@ def test_stores_behind_the_products_need_not_wait() -> None:
     assert race(same, SECOND) is None, "with both barriers one buffer is enough"
     kept = rewrite(same, [pipelines.RULE])
     assert kept.unit.source == same.source and f"kernel {SECOND} keeps two barriers a step" in kept.notes[1]
+
+
+def test_a_wait_for_other_kernels_orders_nothing() -> None:
+    """Kernels with launch overlap are rewritten like others, and the wait is no barrier."""
+    plain = unit(3)
+    overlapping = Unit(waiting(plain.source), plain.launches)
+    assert CALL in overlapping.kernel(KERNEL).body and race(overlapping, KERNEL) is None
+    assert len(rewrite(overlapping, [pipelines.RULE, copies.RULE], must=True).matches) == len(
+        rewrite(plain, [pipelines.RULE, copies.RULE], must=True).matches
+    )
+    instead = changed(overlapping, "__syncthreads();", f"{CALL}();", 1 << 20)
+    assert (race(instead, KERNEL) or "").startswith("threads write and read the same bytes of")
 
 
 def test_a_race_is_found() -> None:

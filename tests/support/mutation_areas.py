@@ -135,6 +135,8 @@ TESTS: Sequence[tuple[str, Sequence[str]]] = (
         [
             "tests/reconstruct/test_reconstruct.py", "tests/reconstruct/test_reconstruct_unit.py",
             "tests/reconstruct/test_reconstruct_barriers.py", "tests/reconstruct/test_reconstruct_steps.py",
+            "tests/reconstruct/test_reconstruct_wide.py", "tests/reconstruct/test_reconstruct_registers.py",
+            "tests/reconstruct/test_reconstruct_im2win.py",
             "tests/reconstruct/test_reconstruct_search.py", "tests/reconstruct/test_reconstruct_fusion.py",
             "tests/reconstruct/test_reconstruct_random.py", "tests/reconstruct/test_reconstruct_module.py",
         ],

@@ -10,7 +10,8 @@ from im2win.schedules.cuda.tiles.scheduled import ORDERS, ScheduledTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-RULES = ("", "pipelines", "copies", "pipelines+copies")
+RULES = ("pipelines", "copies", "wide", "bounds", "unroll")  # names of rule sets, in the order in which they are applied
+NEED_STAGES = ("pipelines", "unroll")  # rules for pipelines
 STATIC_SHARED = 49152  # bytes of shared memory that a kernel may declare
 MAX_REGISTERS, MAX_THREADS, MAX_STAGES = 255, 1024, 4
 OTHERS = 40  # registers for addresses and operands on their way
@@ -27,6 +28,14 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     if conv.depthwise or conv.out_channels // conv.groups < 8:
         return "a thread block has channels of one group, at least eight"
     return None
+
+
+def unknown_rules(rules: str) -> list[str]:
+    """A message where a tile's rules are not some of `RULES` in their order, with "+" between them."""
+    named = rules.split("+") if rules else []
+    if named == [name for name in RULES if name in named]:
+        return []
+    return [f"`rules` (={rules}) must be '' or names among {', '.join(RULES)}, in this order, with + between them"]
 
 
 def depth(conv: Conv2d) -> int:
@@ -61,9 +70,9 @@ def violations(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[str]:
     broken = [f"`{name}` (={getattr(tile, name)}) must be at least 1" for name in counts if getattr(tile, name) < 1]
     if tile.product != CORE_PRODUCTS.get(conv.dtype):
         broken.append(f"`product` (={tile.product}) must be {CORE_PRODUCTS.get(conv.dtype)} for {conv.dtype}")
-    for name, known in (("order", ORDERS), ("rules", RULES)):
-        if getattr(tile, name) not in known:
-            broken.append(f"`{name}` (={getattr(tile, name)}) must be among {', '.join(map(repr, known))}")
+    if tile.order not in ORDERS:
+        broken.append(f"`order` (={tile.order}) must be among {', '.join(map(repr, ORDERS))}")
+    broken += unknown_rules(tile.rules)
     if not broken and tile.threads < LANES:  # other rules divide by a block's threads and warps
         broken.append(f"a thread block (={tile.threads}) must have at least a warp of {LANES} threads")
     return broken or [text for holds, text in _rules(conv, tile, gpu) if not holds]
@@ -98,7 +107,7 @@ def _rules(conv: Conv2d, tile: ScheduledTile, gpu: Gpu) -> list[tuple[bool, str]
         ),
         (tile.stages <= MAX_STAGES, f"`stages` (={tile.stages}) must be at most {MAX_STAGES}"),
         (tile.stages == 1 or tile.stages <= steps, f"`stages` (={tile.stages}) must be at most the {steps} steps of the sum"),
-        (tile.stages > 1 or "pipelines" not in tile.rule_names, "`rules` (=pipelines) needs at least 2 `stages`"),
+        *((tile.stages > 1 or name not in tile.rule_names, f"`rules` (={name}) needs at least 2 `stages`") for name in NEED_STAGES),
         (shared_bytes(conv, tile) <= most, f"filters and windows in shared memory (={shared_bytes(conv, tile)} bytes) must fit {most}"),
         (
             registers(tile) <= min(MAX_REGISTERS, gpu.registers // tile.threads),

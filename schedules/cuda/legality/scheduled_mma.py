@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE, SLAB
-from im2win.schedules.cuda.legality.scheduled import MAX_REGISTERS, MAX_STAGES, RULES, along_terms, depth
+from im2win.schedules.cuda.legality.scheduled import MAX_REGISTERS, MAX_STAGES, NEED_STAGES, along_terms, depth, unknown_rules
 from im2win.schedules.cuda.primitives import CHUNK, WORD
 from im2win.schedules.cuda.tiles.scheduled_mma import ScheduledMmaTile
 from im2win.spec.conv2d import Conv2d
@@ -76,9 +76,9 @@ def violations(conv: Conv2d, tile: ScheduledMmaTile, gpu: Gpu) -> list[str]:
     broken = [f"`{name}` (={getattr(tile, name)}) must be at least 1" for name in counts if getattr(tile, name) < 1]
     if tile.product != NATIVE[conv.dtype].kind:
         broken.append(f"`product` (={tile.product}) must be {NATIVE[conv.dtype].kind} for {conv.dtype}")
-    for name, known in (("order", ORDERS), ("rules", RULES)):
-        if getattr(tile, name) not in known:
-            broken.append(f"`{name}` (={getattr(tile, name)}) must be among {', '.join(map(repr, known))}")
+    if tile.order not in ORDERS:
+        broken.append(f"`order` (={tile.order}) must be among {', '.join(map(repr, ORDERS))}")
+    broken += unknown_rules(tile.rules)
     for name in ("warp_m", "warp_n"):
         if getattr(tile, name) % LINES:
             broken.append(f"`{name}` (={getattr(tile, name)}) must be a multiple of {LINES}")
@@ -101,7 +101,7 @@ def _rules(conv: Conv2d, tile: ScheduledMmaTile, gpu: Gpu) -> list[tuple[bool, s
         ),
         (tile.stages <= MAX_STAGES, f"`stages` (={tile.stages}) must be at most {MAX_STAGES}"),
         (tile.stages == 1 or tile.stages <= steps, f"`stages` (={tile.stages}) must be at most the {steps} steps of the sum"),
-        (tile.stages > 1 or "pipelines" not in tile.rule_names, "`rules` (=pipelines) needs at least 2 `stages`"),
+        *((tile.stages > 1 or name not in tile.rule_names, f"`rules` (={name}) needs at least 2 `stages`") for name in NEED_STAGES),
         (shared_bytes(conv, tile) <= most, f"filters and windows in shared memory (={shared_bytes(conv, tile)} bytes) must fit {most}"),
         (
             registers(tile) <= min(MAX_REGISTERS, gpu.registers // tile.threads),

@@ -15,6 +15,7 @@ from im2win.codegen.rewritten import Function
 from im2win.compute import nest
 from im2win.device.gpu import Gpu
 from im2win.reconstruct.parse.unit import Kernel, Unit
+from im2win.reconstruct.rules.bounds import Multiprocessor
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
 from im2win.reconstruct.text_rules import ReconstructError
 from im2win.schedules.cuda.families.base import Reconstruction
@@ -82,9 +83,10 @@ def _rewritten(unit: Unit, reconstruction: Reconstruction, gpu: Gpu) -> Applied:
     Raises:
         ReconstructError: see `lower`; also if a block barrier remains in a kernel that is to need none.
     """
-    applied = Applied(unit)
+    applied, sizes = Applied(unit), Multiprocessor(gpu.registers, gpu.shared, gpu.threads)
+    settings = Settings(shared=gpu.block_shared, wave=reconstruction.wave, sizes=sizes)
     for name in reconstruction.rules:
-        done = rewrite(applied.unit, [name], Settings(shared=gpu.block_shared, wave=reconstruction.wave), must=reconstruction.must)
+        done = rewrite(applied.unit, [name], settings, must=reconstruction.must)
         if name == "barriers" and (left := [kernel for kernel in done.unit.kernels.values() if _waits(kernel)]):
             raise ReconstructError(f"barriers: kernel {left[0].name} still waits for all its warps: {'; '.join(done.notes)}")
         applied = Applied(done.unit, applied.matches + done.matches, applied.notes + done.notes)

@@ -264,6 +264,7 @@ def _definition(kernel: Kernel, wanted: Launch, given: Launch, into: str, places
     words = {name: f"{one.type} {'__restrict__ ' * one.restrict}{one.name}" for name, one in by_tensor.items()}
     rows = [f"unsigned char* {into}_ptr" if name == into and places else words[str(name)] for name in given.arguments]
     found = [f"  {words[name]} = ({one.type})({into}_ptr + {places[name]});\n" for name, one in by_tensor.items() if name in places]
-    bounds = f"__launch_bounds__({kernel.bounds}) " if kernel.bounds else ""
+    numbers = ", ".join(str(one) for one in (kernel.bounds, kernel.resident) if one is not None)
+    bounds = f"__launch_bounds__({numbers}) " if numbers else ""
     body = "\n" + "".join(found) + kernel.body.lstrip("\n")
     return f'extern "C" __global__ void {bounds}{given.kernel}({", ".join(rows)}) {{{body}}}\n'

@@ -18,6 +18,7 @@ from im2win.reports import fuzz as fuzz_report
 from im2win.reports import launch_overlap as overlap_report
 from im2win.reports import learned_model as learned_report
 from im2win.reports import mutation as mutation_report
+from im2win.reports import rule_gains as rules_report
 from im2win.reports import scheduled as scheduled_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import tvm_search as tvm_report
@@ -38,6 +39,7 @@ from im2win.studies.entries import (
     OVERHEAD,
     PYTORCH,
     QUANTISED,
+    RULE_GAINS,
     SCHEDULED,
     SCHEDULED_NARROW,
     SHARED,
@@ -56,6 +58,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     ALGORITHMS: algorithms_report.table,
     SCHEDULED: scheduled_report.table,
     SCHEDULED_NARROW: scheduled_report.narrow_table,
+    RULE_GAINS: rules_report.table,
     TVM_SEARCH: tvm_report.table,
     WINOGRAD_TC: fused_report.table,
     MODELS: deploy_report.models_table,

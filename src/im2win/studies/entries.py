@@ -34,6 +34,12 @@ FIRST_SCHEDULED = "direct/scheduled"  # the schedule that is measured on every l
 RULES = {"plain": "", "pipelines": "pipelines", "copies": "copies", "both": "pipelines+copies"}  # forms of a kernel, and their rule sets
 HAND_BUILT = "hand-built"
 
+RULE_GAINS = "rule-gains"
+RULES_IN_ORDER = ("pipelines", "copies", "wide", "bounds", "unroll")  # of TVM's schedules, as tiles name them
+DEFAULT_RULES, ALL_RULES = "pipelines+copies", "+".join(RULES_IN_ORDER)
+WITHOUT_ONE = {rule: "+".join(name for name in RULES_IN_ORDER if name != rule) for rule in RULES_IN_ORDER}  # all rules but one, by that one
+RULE_FORMS = tuple(dict.fromkeys(("", *RULES_IN_ORDER, DEFAULT_RULES, *WITHOUT_ONE.values(), ALL_RULES)))  # of a kernel, by their rules
+
 TVM_SEARCH = "tvm-search"
 OURS_SEARCHED, OURS_BEST, TVM_SEARCHED = "direct/scheduled, searched", "best", "tvm"  # its subjects beside HAND_BUILT and the peers
 

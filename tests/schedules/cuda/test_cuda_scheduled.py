@@ -122,8 +122,11 @@ def test_what_is_refused() -> None:
     assert broken(good) == ""
     assert "`block_m` (=48) must divide the 64 channels of a group" in broken(good, block_m=48)
     assert "`thread_n` (=5) must divide `block_n` (=32)" in broken(good, thread_n=5)
-    assert "`rules` (=magic) must be among '', 'pipelines'" in broken(good, rules="magic")
+    rules = "'' or names among pipelines, copies, wide, bounds, unroll, in this order"
+    assert all(f"`rules` (={one}) must be {rules}" in broken(good, rules=one) for one in ("magic", "copies+pipelines", "copies+copies"))
+    assert not broken(good, rules="pipelines+copies+wide+bounds+unroll")
     assert "`rules` (=pipelines) needs at least 2 `stages`" in broken(good, stages=1)
+    assert "`rules` (=unroll) needs at least 2 `stages`" in broken(good, stages=1, rules="copies+unroll")
     assert "`stages` (=5) must be at most 4" in broken(good, stages=5)
     assert "`strip` (=3) must be among (1, 2, 4)" in broken(good, strip=3)
     assert "`lanes` (=16) must be 0, or 32" in broken(good, lanes=16)
