@@ -6,15 +6,17 @@ READY  := $(VENV)/.installed
 BYTES  := $(VENV)/.compiled
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all test-exhaustive papers fuzz fuzz-emulated fuzz-readers mutation lint types docs clean
+.PHONY: help demo test test-all test-exhaustive papers fuzz fuzz-emulated fuzz-readers broken mutation campaigns lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
 	@echo "make test      the fast part of the tests, every feature in it (under 10 minutes)"
 	@echo "make test-all  the slow tests as well (under 45 minutes); make test-exhaustive: the combinations that it leaves out"
 	@echo "make fuzz      10,000 random kernels of this CPU against float64, COUNT=100 for fewer; make fuzz-emulated: 1,000 of CUDA (hours)"
+	@echo "make broken    hundreds of kernels with one mistake each, all of which the checks must catch (an hour of processor time)"
 	@echo "make fuzz-readers SECONDS=60  coverage-guided inputs for each reader of files and keys"
 	@echo "make mutation  COUNT=300 random changes of the source, each against the tests that should notice it (hours; PROCESSES=N)"
+	@echo "make campaigns OUT=build/campaigns LIMIT=480  make fuzz, broken and mutation for so many seconds each; again: they go on"
 	@echo "make papers    the CPU's part of docs/papers.md, measured on this machine and written into it (about an hour; run nothing else)"
 	@echo "make lint      ruff, and the order of imports"
 	@echo "make types     mypy"
@@ -54,6 +56,12 @@ fuzz: $(BYTES)
 
 fuzz-emulated: $(BYTES)
 	$(BIN)/python tests/fuzz/kernels.py --target cuda --count $(or $(COUNT),1000) --seed $(or $(SEED),0) $(FUZZ_ARGS)
+
+broken: $(BYTES)
+	for kernels in cpu cuda reconstructed; do $(BIN)/python tests/fuzz/broken.py $$kernels $(BROKEN_ARGS) || exit 1; done
+
+campaigns: $(BYTES)
+	PYTHON=$(BIN)/python benchmarks/campaigns.sh $(or $(OUT),build/campaigns) $(PARTS)
 
 fuzz-readers: $(READY)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[fuzz]"

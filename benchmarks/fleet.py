@@ -1,7 +1,7 @@
 """How much faster a session gets with more workers of a fleet on one host, such as its GPUs.
 
     python benchmarks/fleet.py --devices cuda:0,cuda:1 --json fleet.json n128-c128x28x28-k128x3x3-float16-NHWC
-    python benchmarks/fleet.py --devices cpu,cpu,cpu,cpu --wait 1 --json fleet.json n1-c16x14x14-k16x3x3-p1
+    python benchmarks/fleet.py --devices cpu,cpu,cpu,cpu --wait 1 --json benchmarks/studies/DEVICE/fleet.json n1-c16x14x14-k16x3x3-p1
 
 Starts a tracker of TVM and a worker for every device, and tunes the layer with 1, 2, 4, ... and all of them, with the same seed, in a new
 folder of records each time. The time of a session counts from the first build to the last trial; ranking and loading do not depend on the
@@ -9,7 +9,7 @@ workers. "Busy" is the share of that time in which a worker had a job: where it 
 
 With `--wait` no kernel is measured: each candidate takes its worker so many seconds, whatever it is. That shows what the queue, proposals
 and baselines lose where measuring is the limit, and nothing of devices: CPUs of one host cannot measure several kernels undisturbed.
-Needs the extra `rpc`. Nothing else should run meanwhile.
+Needs the extra `rpc`. Nothing else should run meanwhile. `im2win report docs/command_line.md` makes a table of it in benchmarks/studies.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import im2win
+from im2win.bench.cpu import commit, versions
+from im2win.bench.source import digests
 from im2win.common.files import replace_json
+from im2win.device.cpu import Machine
 from im2win.records.log import Log
 from im2win.records.record import utc_now
+from im2win.reports.fleet import gain
 from im2win.spec.conv2d import Conv2d
+from im2win.studies.entries import FLEET, SCHEMA
 from im2win.tuner.pool import pools
 from im2win.tuner.session import Progress
 
@@ -132,14 +137,17 @@ def main() -> None:
     with tracker() as port:
         for count in (*(one for one in (1, 2, 4, 8, 16) if one < len(devices)), len(devices)):
             rows.append(session(arguments.layer, target, arguments.trials, port, devices[:count], arguments.wait))
-            one, now = rows[0], rows[-1]
-            gain = now["trials"] / one["trials"] * one["seconds"] / now["seconds"]
-            said = f"{now['seconds']:.1f} s for {now['trials']} trials, busy {100 * now['busy']:.0f} %, {gain:.2f} times as fast as one"
+            now, times = rows[-1], gain(rows[-1], rows[0])
+            said = f"{now['seconds']:.1f} s for {now['trials']} trials, busy {100 * now['busy']:.0f} %, {times:.2f} times as fast as one"
             print(f"{count} workers: {said}", flush=True)
     if arguments.json is not None:
-        facts = {"date": utc_now(), "conv": str(arguments.layer), "cpus": len(os.sched_getaffinity(0))}
-        made = {**facts, "wait_s": arguments.wait, "sessions": rows}
-        replace_json(arguments.json, made)
+        host = Machine.host()
+        facts = {
+            "study": FLEET, "schema": SCHEMA, "device": host.name, "brand": host.brand, "cpus": len(os.sched_getaffinity(0)),
+            "versions": versions(), "commit": commit(), "date": utc_now(), "digests": digests(target),
+        }  # fmt: skip
+        made = {"conv": str(arguments.layer), "workers_on": rows[0]["device"], "wait_s": arguments.wait, "sessions": rows}
+        replace_json(arguments.json, {**facts, **made})
 
 
 if __name__ == "__main__":

@@ -1,55 +1,62 @@
-"""Injects mistakes into kernels and counts what the checks catch: the tuner's, before it times a CPU's kernel, and the emulator's.
+"""Injects mistakes into kernels and counts what is caught: by the check before timing, by the emulator, and by the reconstructor's checks.
 
-    python tests/fuzz/broken.py [--target cpu|cuda] [--json build/fuzz/broken.json]
+    python tests/fuzz/broken.py KERNELS [--processes 10] [--seconds 400] [--json FILE]
 
-A mistake that changes no output is equivalent, and is not counted; neither is a program that does not compile. The exit status is 1 if a
-broken kernel passes.
+KERNELS are `cpu` (scheduled programs and packed filters), `cuda` (generated sources) or `reconstructed` (sources that the reconstructor
+rewrote). Each kernel is judged without a mistake, too. The file is written after each verdict, and a second call goes on. A mistake that
+changes no output is equivalent, and is not counted; neither is a program that does not compile. `im2win report docs/faults.md` makes a
+table of the files in benchmarks/studies. The exit status is 1 if a broken kernel passes, or a right one does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
+BEGUN = time.monotonic()  # before imports, which count
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import broken_cpu  # noqa: E402 - the folder is on the path only now
-import broken_cuda  # noqa: E402
-from broken_campaign import Job, counts, judged  # noqa: E402
+from broken_campaign import KERNELS, Job, StateError, run  # noqa: E402 - the folder is on the path only now
 from worker_broken import Verdict  # noqa: E402
-
-from im2win.bench.cpu import commit, versions  # noqa: E402
-from im2win.bench.source import digests  # noqa: E402
-from im2win.common.files import replace_json  # noqa: E402
-from im2win.device.cpu import Machine  # noqa: E402
-from im2win.records.record import utc_now  # noqa: E402
-from im2win.studies.entries import BROKEN, SCHEMA  # noqa: E402
 
 
 def note(job: Job, verdict: Verdict) -> None:
-    """A line for a kernel that was not caught."""
-    if verdict.outcome != "caught":
+    """A line for a kernel that was neither caught nor right."""
+    if verdict.outcome not in ("caught", "ok"):
         print(f"{verdict.outcome}: {job} ({verdict.why})", flush=True)
 
 
 def main() -> int:
-    """Reads the command line, judges the kernels, writes the counts. Returns the exit status."""
+    """Reads the command line, judges the kernels. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--target", choices=("cpu", "cuda"), help="default: both")
-    parser.add_argument("--json", type=Path, default=ROOT / "build" / "fuzz" / "broken.json")
+    parser.add_argument("kernels", choices=KERNELS, metavar="KERNELS", help=f"one of {', '.join(KERNELS)}")
+    parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) // 2, 1))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="when to end; a further call goes on")
+    parser.add_argument("--json", type=Path, help="state and result; default: build/fuzz/broken-KERNELS.json")
     options = parser.parse_args()
-    sources = {"cpu": broken_cpu.injected, "cuda": broken_cuda.injected}
-    result = {
-        "study": BROKEN, "schema": SCHEMA, "device": Machine.host().name, "date": utc_now(), "commit": commit(), "versions": versions(),
-        "digests": digests("cpu"), "targets": {},
-    }  # fmt: skip
-    for target in [options.target] if options.target else list(sources):
-        result["targets"][target] = found = counts(judged(sources[target](), note))
-        print(f"{target}: {found['injected']} injected, {found['caught']} caught, {found['equivalent']} equivalent", flush=True)
-    replace_json(options.json, result)
-    return any(one["caught"] < one["injected"] for one in result["targets"].values())
+    if options.processes < 1:
+        parser.error(f"`--processes` (={options.processes}) must be at least 1.")
+    if not options.seconds > 0:
+        parser.error(f"`--seconds` (={options.seconds:g}) must be above 0.")
+    path = options.json or ROOT / "build" / "fuzz" / f"broken-{options.kernels}.json"
+    try:
+        left = options.seconds - (time.monotonic() - BEGUN)
+        state = run(path, options.kernels, processes=options.processes, seconds=left, note=note)
+    except StateError as error:
+        parser.error(str(error))
+    for job, verdict in state.wrong:
+        print(f"wrong verdict: {job}: {verdict.outcome} {verdict.why}".rstrip())
+    found = Counter(verdict.outcome for verdict in state.verdicts.values())
+    found["not judged"] = len(state.jobs) - len(state.verdicts)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()) if count)
+    print(f"{len(state.jobs)} kernels: {counts}; {len(state.wrong)} wrong verdicts: {path}")
+    return bool(state.wrong)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Builds and runs random kernels, and compares every output with the float64 oracle.
 
     python tests/fuzz/kernels.py --count 10000 --processes 2             a CPU's kernels; a second call goes on where the first one ended
+    python tests/fuzz/kernels.py --count 10000 --seconds 400             as many as that time allows; a second call goes on
     python tests/fuzz/kernels.py --target cuda --count 1000              CUDA kernels in the emulator
     python tests/fuzz/kernels.py --seed 3 --replay 417                   one case, in a process of its own
     python tests/fuzz/kernels.py --case '{"target": "cpu", ...}'         a failure's case, as the file holds it
@@ -17,10 +18,13 @@ at times, since half of a CPU's kernels run on two threads. The exit status is 1
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 from pathlib import Path
 
+BEGUN = time.monotonic()  # before imports, which count
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
@@ -42,7 +46,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     parser.add_argument("--batch", type=int, default=50, help="cases of a process")
-    parser.add_argument("--seconds", type=float, default=Limits.case_s, help="that a case may take")
+    parser.add_argument("--case-seconds", type=float, default=Limits.case_s, help="that a case may take; default: %(default).0f")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="when to end; a further call goes on")
     parser.add_argument("--json", type=Path, help="state and result; default: build/fuzz/TARGET-SEED.json")
     parser.add_argument("--replay", type=int, metavar="INDEX", help="run this case alone")
     parser.add_argument("--case", help="run this case alone: JSON, as a failure holds it")
@@ -50,18 +55,22 @@ def main() -> int:
     for name in ("count", "processes", "batch"):
         if getattr(options, name) < 1:
             parser.error(f"`--{name}` (={getattr(options, name)}) must be at least 1.")
+    for name in ("case_seconds", "seconds"):
+        if not getattr(options, name) > 0:
+            parser.error(f"`--{name.replace('_', '-')}` (={getattr(options, name):g}) must be above 0.")
+    limits = Limits(options.case_seconds, options.case_seconds + 120)
     if options.replay is not None or options.case is not None:
         try:
             case = Case.from_json(options.case) if options.case else None
         except (ValueError, TypeError) as error:
             parser.error(f"`--case` must be the JSON of a case ({error}).")
-        answer = checked(Job(options.target, options.seed, options.replay or 0, case), Limits(options.seconds, options.seconds + 120))
+        answer = checked(Job(options.target, options.seed, options.replay or 0, case), limits)
         print(f"{answer.outcome}: {answer.message}\n{answer.case.to_json() if answer.case else ''}")
         return answer.outcome not in RIGHT
     path = options.json or ROOT / "build" / "fuzz" / f"{options.target}-{options.seed}.json"
-    limits = Limits(options.seconds, options.seconds + 120)
     try:
-        how = {"processes": options.processes, "size": options.batch, "limits": limits}
+        left = options.seconds - (time.monotonic() - BEGUN)
+        how = {"processes": options.processes, "size": options.batch, "limits": limits, "seconds": left}
         state = run(path, options.target, options.count, options.seed, **how, report=report)
     except StateError as error:
         parser.error(str(error))

@@ -15,7 +15,7 @@ import pytest
 import worker_fuzz_faults
 from fuzz_campaign import SUPPORT, Limits, State, StateError, checked, run
 from fuzz_cases import drawn, element_types
-from fuzz_jobs import Case, Job
+from fuzz_jobs import Answer, Case, Job
 from paths import ROOT
 
 from im2win.device.cpu import Machine
@@ -107,7 +107,7 @@ def test_a_killed_campaign_goes_on(tmp_path: Path, faults: pytest.MonkeyPatch) -
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.05)
         campaign.kill()
-    held = State.begun(path, "cpu", 0, 4)
+    held = State.begun(path, "cpu", 0)
     assert 4 <= held.next < 16
     before = len(worker_fuzz_faults.ran())
     state = run(path, "cpu", 16, size=4, processes=2, limits=QUICK, module=module)
@@ -115,6 +115,28 @@ def test_a_killed_campaign_goes_on(tmp_path: Path, faults: pytest.MonkeyPatch) -
     assert sorted(worker_fuzz_faults.ran()[before:])[-1] == 15
     assert set(range(held.next, 16)) <= set(worker_fuzz_faults.ran()[before:]) and 0 not in worker_fuzz_faults.ran()[before:]
     assert run(path, "cpu", 16, size=4, module=module).outcomes == state.outcomes
+
+
+def test_a_campaign_whose_time_is_over_goes_on(tmp_path: Path, faults: pytest.MonkeyPatch) -> None:
+    """A batch keeps what it has done by then; a case that did not end has no answer."""
+    faults.setenv("FAULTS", json.dumps({"3": "hang"}))
+    path, module = tmp_path / "state.json", "worker_fuzz_faults"
+    over = run(path, "cpu", 8, size=8, module=module, seconds=8)
+    assert (over.next, over.count, over.beyond, over.outcomes, over.failures) == (3, 3, [], {"equal": 3}, [])
+    assert run(path, "cpu", 8, size=8, module=module, seconds=1e-3) == over
+    faults.setenv("FAULTS", "{}")
+    state = run(path, "cpu", 8, size=8, module=module, seconds=600)
+    assert state.next == state.count == 8 == state.outcomes["equal"] and worker_fuzz_faults.ran() == [0, 1, 2, 3, *range(3, 8)]
+
+
+def test_ranges_that_are_done() -> None:
+    state = State("cpu", 0)
+    for first, end in ((10, 14), (20, 30), (14, 20), (0, 4)):
+        state.note(range(first, end), [Answer("refused", message="no legal tile")] * (end - first))
+    assert (state.next, state.beyond, state.count) == (4, [[10, 30]], 24) and state.refused == {"no legal tile": 24}
+    assert state.missing(36, 4) == [range(4, 8), range(8, 10), range(30, 34), range(34, 36)] and state.missing(6, 4) == [range(4, 6)]
+    state.note(range(4, 10), [Answer("equal")] * 6)
+    assert (state.next, state.beyond, state.missing(30, 4)) == (30, [], [])
 
 
 def test_the_result_depends_on_no_number_of_processes(tmp_path: Path, faults: pytest.MonkeyPatch) -> None:
@@ -129,16 +151,16 @@ def test_the_result_depends_on_no_number_of_processes(tmp_path: Path, faults: py
 
 def test_a_file_of_another_campaign_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    State.begun(path, "cpu", 0, 4).save(path)
+    State.begun(path, "cpu", 0).save(path)
     with pytest.raises(StateError, match=r"`seed` \(=0\) must be 1 to go on"):
-        State.begun(path, "cpu", 1, 4)
+        State.begun(path, "cpu", 1)
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "digests": {}}))
     with pytest.raises(StateError, match="`digests`"):
-        State.begun(path, "cpu", 0, 4)
+        State.begun(path, "cpu", 0)
     path.write_text(json.dumps({**values, "digests": {**values["digests"], "campaign": "0"}}))
     with pytest.raises(StateError, match="`digests`"):
-        State.begun(path, "cpu", 0, 4)
+        State.begun(path, "cpu", 0)
 
 
 @pytest.mark.slow

@@ -19,11 +19,13 @@ import math
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+BEGUN = time.monotonic()  # before imports, which count
 ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests/support", "src"):
     sys.path.insert(0, str(ROOT / folder))
@@ -96,8 +98,9 @@ def _run(options: argparse.Namespace) -> int:
     def reason(mutant: Mutant) -> str:
         return reasons.get((mutant.file, mutant.diff), "")
 
+    left = options.seconds - (time.monotonic() - BEGUN)
     run(ROOT, state, catching, without=TIMED, processes=options.processes, folder=options.folder, equivalent=reason,
-        say=lambda line: print(line, flush=True), seconds=options.seconds, most_s=options.test_seconds)  # fmt: skip
+        say=lambda line: print(line, flush=True), seconds=left, most_s=options.test_seconds)  # fmt: skip
     found = Counter(verdict.outcome for verdict in state.verdicts.values())
     missed = [mutant for mutant, verdict in state.verdicts.items() if verdict.outcome == SURVIVED and not reason(mutant)]
     for mutant in missed:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -252,6 +253,13 @@ def run(case: Case) -> str:
     y = _on_cpu(conv, case, tensors) if case.target == "cpu" else _emulated(conv, case, tensors)
     compare(conv, case, y, tensors)
     return "equal" if equal(conv, case) else "close"
+
+
+def refusal(case: Case) -> str:
+    """Why no schedule computes a case's problem: the reason that most of them give."""
+    conv = Conv2d.parse(case.conv)
+    reasons = Counter(row.supports(conv, case.target, case.accuracy) or "no legal tile" for row in SCHEDULES.values())
+    return reasons.most_common(1)[0][0]
 
 
 def _on_cpu(conv: Conv2d, case: Case, tensors: Tensors) -> Array:

@@ -58,7 +58,7 @@ class Answer:
 
     Attributes:
         outcome: "equal", "close", "refused"; "wrong", or "error" where no output came; of a process that died "crashed" or "timeout".
-        message: what is wrong.
+        message: what is wrong, or why no algorithm computes the problem.
         peak_bytes: largest resident memory of the process so far, or of a compiler that it ran.
         cpu_s: seconds of processor time since the answer before, or since the process began; of compilers, too.
     """

@@ -19,7 +19,8 @@ def handle(job: Job) -> Answer:
     case = job.case
     try:
         case = case or fuzz_cases.drawn(job.target, job.seed, job.index)
-        outcome, message = fuzz_cases.run(case), ""
+        outcome = fuzz_cases.run(case)
+        message = fuzz_cases.refusal(case) if outcome == "refused" else ""
     except WrongOutput as error:
         outcome, message = "wrong", str(error)
     except Exception as error:

@@ -1,4 +1,8 @@
-"""Process that builds deliberately broken kernels (`broken_cpu`) and has the tuner's check judge them, as before it times a kernel."""
+"""Process that builds deliberately broken kernels and judges them.
+
+The tuner's check judges those of CPUs (`broken_cpu`), as before it times a kernel; the emulator judges CUDA kernels (`broken_cuda`), and
+what the reconstructor asks judges reconstructions (`broken_units`).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from typing import Any
 
 import broken_cpu
 import broken_cuda
+import broken_units
 import numpy as np
 from broken_cpu import Broken, WrongPack
 from broken_cuda import BrokenCuda
+from broken_units import BrokenUnit
 from oracle import Array, Tensors
 from schedules_dot import dot_tensors
 
@@ -57,8 +63,10 @@ class Judge:
             self.right[layer] = conv, path, pack, fingerprint
         return self.right[layer]
 
-    def __call__(self, job: Broken | BrokenCuda | int | str) -> Verdict:
+    def __call__(self, job: Broken | BrokenCuda | BrokenUnit | int | str) -> Verdict:
         """Judges a broken kernel; of a layer's number, or of a CUDA kernel's name, the kernel without a mistake."""
+        if isinstance(job, BrokenUnit):
+            return _verified(job)
         if isinstance(job, BrokenCuda | str):
             return _emulated(job)
         layer = job if isinstance(job, int) else job.layer
@@ -110,6 +118,14 @@ def _emulated(job: BrokenCuda | str) -> Verdict:
     given = [make(conv, SEED) for make in (typed_tensors, *special(conv).values())] if conv.requantised else None
     wrong = emulated.goes_wrong(conv, kernel, str if isinstance(job, str) else broken_cuda.edit_of(job), ORDERS, given)
     return Verdict("caught" if wrong else "ok" if isinstance(job, str) else "missed")
+
+
+def _verified(job: BrokenUnit) -> Verdict:
+    reason = broken_units.objection(job)
+    if reason or not job.mistake:
+        return Verdict("caught" if reason else "ok", reason)
+    why = broken_units.EQUIVALENT.get(str(job), "")
+    return Verdict("equivalent" if why else "missed", why)
 
 
 def _single(conv: Conv2d, place: int) -> Tensors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -286,7 +287,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the checkout that contains this file, with "+" if there are changes; "" outside a checkout."""
+    """The commit of the checkout that contains this file, with "+" if there are changes.
+
+    Outside a checkout, as in a copy of the source without its history, what the environment variable IM2WIN_COMMIT says, or "".
+    """
 
     def git(*words: str) -> str:
         command: list[Any] = ["git", "-C", Path(__file__).resolve().parent, *words]
@@ -295,4 +299,4 @@ def commit() -> str:
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return os.environ.get("IM2WIN_COMMIT", "")

@@ -62,9 +62,10 @@ def _code(diff: str) -> str:
 
 def _caption(study: Study) -> str:
     versions = study["versions"]
+    commit = f"commit {study['commit']}; " if study.get("commit") else ""
     seconds = sum(row.get("seconds", 0.0) for row in study["mutants"])
     return (
         f"Sample of seed {study['seed']}, {study['brand']} (`{study['device']}`); Python {versions.get('python', '?')}, "
-        f"apache-tvm {versions.get('apache-tvm', '?')}; {study['date'][:10]}; {seconds / 3600:.1f} hours of tests. "
+        f"apache-tvm {versions.get('apache-tvm', '?')}; {commit}{study['date'][:10]}; {seconds / 3600:.1f} hours of tests. "
         "Noticed: of the mutants that ran and are not equivalent, those that fail a test, do not end, or cannot be imported (incompetent)."
     )

@@ -14,6 +14,7 @@ from typing import Any
 from im2win.reports import algorithms as algorithms_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
+from im2win.reports import fleet as fleet_report
 from im2win.reports import fuzz as fuzz_report
 from im2win.reports import launch_overlap as overlap_report
 from im2win.reports import learned_model as learned_report
@@ -30,6 +31,7 @@ from im2win.studies.entries import (
     BROKEN,
     COLD_START,
     EPILOGUES,
+    FLEET,
     FUZZ,
     LAUNCH_OVERLAP,
     LEARNED_MODEL,
@@ -73,6 +75,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     FUZZ: fuzz_report.table,
     BROKEN: fuzz_report.broken_table,
     MUTATION: mutation_report.table,
+    FLEET: fleet_report.table,
     LEARNED_MODEL: learned_report.table,
     LAUNCH_OVERLAP: overlap_report.table,
 }

@@ -53,6 +53,7 @@ LIBRARY_GEMM = "im2col and library product"  # the name of a subject
 
 FUZZ, BROKEN = "fuzz", "broken-kernels"  # of tests/fuzz/kernels.py and tests/fuzz/broken.py
 MUTATION = "mutation"  # of tests/mutation/mutants.py
+FLEET = "fleet"  # of benchmarks/fleet.py
 KILLED, SURVIVED, TIMEOUT, INCOMPETENT = "killed", "survived", "timeout", "incompetent"  # what becomes of a mutant
 
 WINOGRAD_TC = "winograd-tensor-cores"
