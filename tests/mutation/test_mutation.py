@@ -49,6 +49,7 @@ def test_that_fails_here():
     raise OSError
 """
 FACTS = {"study": "mutation", "schema": 2, "device": "cpu-2t", "digests": {}, "tests": "0"}
+SAID = {"versions": {}, "seed": 0, "brand": "CPU", "date": "2026-01-01T00:00:00+00:00"}
 
 
 @pytest.fixture
@@ -95,7 +96,10 @@ def test_outcomes(root: Path, tmp_path: Path) -> None:
     rows = json.loads(path.read_text())["mutants"]
     assert [row.get("equivalent") for row in rows] == [None, "zero either way", None] and len(said) == 4
     assert again().verdicts == state.verdicts and len(said) == 4
-    text = report.table([{**FACTS, "mutants": rows, "versions": {}, "seed": 0, "brand": "CPU", "date": "2026-01-01T00:00:00+00:00"}])
+    rows[0] |= {"outcome": "survived", "left_out": ["tests/test_slow.py"]}
+    assert "no test notices it; left out: `tests/test_slow.py`" in report.table([{**FACTS, "mutants": rows, **SAID}])
+    rows[0] |= {"outcome": "killed"}
+    text = report.table([{**FACTS, "mutants": rows, **SAID}])
     assert "| `sizes` | 3 | 1 | 0 | 1 | 0 | 1 | 0 | 100 % |" in text and "zero either way" in text and "found > 0" in text
 
 

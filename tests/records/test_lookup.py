@@ -9,6 +9,7 @@ from typing import Any
 from recorded import CONV, DEVICE, bad, fill, ok, stale
 
 from im2win.device.gpu import H200
+from im2win.records.likeness import distance
 from im2win.records.log import Log
 from im2win.records.lookup import Found, find, superseded
 from im2win.registry.backends import backend_for
@@ -208,3 +209,13 @@ def test_on_a_gpu_a_layer_is_near_with_the_same_channels_and_about_as_many_windo
     assert backend.alike(large, large.with_(height=960, width=960, batch=16))
     fill(log, ok(conv=CONV.with_(batch=2)))
     assert look(log).tier == "nearest layer" and look(log, alike=lambda conv, other: False).tier == "none"
+
+
+def test_differences_of_epilogues_are_counted_each() -> None:
+    """One way and the other alike; an equal layer is at no distance."""
+    plain = Conv2d.parse("n1-c8x9x9-k16x3x3")
+    assert distance(plain, plain) == (0, 0)
+    for change in ({"bias": True}, {"residual": True}, {"activation": "relu"}, {"bias": True, "residual": True}):
+        other = plain.with_(**change)
+        assert distance(plain, other) == distance(other, plain) == (0, 0.25 * len(change))
+        assert distance(other, other) == (0, 0)

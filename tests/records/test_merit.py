@@ -397,3 +397,7 @@ def test_the_source_that_selects_defaults() -> None:
         assert generators < chosen and {"registry/ranking.py", f"registry/{target}_backend.py", "records/merit.py"} < names
         assert not {f"registry/{other}_backend.py" for other in sources.TARGETS if other != target} & names
         assert any(sources.chooses(Path(name)) for name in names) and choice_digest(target) != target_digest(target)
+
+
+def test_only_the_default_tile_s_own_record_says_so() -> None:
+    assert rivals_now("cpu", "float32", default=True) == f"{rivals_now('cpu', 'float32')}:default"

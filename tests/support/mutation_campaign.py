@@ -110,12 +110,14 @@ class Verdict:
         outcome: "killed": a test failed, or the process died; "survived": none did; "timeout": it did not end; "incompetent": the
             changed file cannot even be imported.
         test: the test that failed, died or did not end. reason: its message.
+        left_out: tests of a survivor that could not be run here, or not in the time.
     """
 
     outcome: str
     seconds: float
     test: str = ""
     reason: str = ""
+    left_out: list[str] = field(default_factory=list)
 
 
 class Tree:
@@ -262,7 +264,8 @@ def judged(
             first=True,
             without=[*without, *(name for known in usable.values() for name in known.failed)],
         )
-        return _verdict(tree, mutant, ran)
+        found = _verdict(tree, mutant, ran)
+        return replace(found, left_out=[name for name in tests if name not in usable]) if found.outcome == SURVIVED else found
     finally:
         path.write_text(before, encoding="utf-8")
 

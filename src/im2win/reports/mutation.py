@@ -50,8 +50,14 @@ def _cells(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _survivors(study: Study) -> str:
     rows = [row for row in study["mutants"] if row.get("outcome") == SURVIVED]
-    cells = [[f"`{row['file']}`:{row['line']}", _code(row["diff"]), row.get(EQUIVALENT) or "no test notices it"] for row in rows]
+    cells = [[f"`{row['file']}`:{row['line']}", _code(row["diff"]), _why(row)] for row in rows]
     return markdown.table(["survivor", "becomes", "why"], cells, words=3) if cells else "No mutant survived."
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    """Why a mutant survived."""
+    left_out = ", ".join(f"`{name}`" for name in row.get("left_out", ()))
+    return row.get(EQUIVALENT) or "no test notices it" + (f"; left out: {left_out}" if left_out else "")
 
 
 def _code(diff: str) -> str:
