@@ -32,7 +32,6 @@ class CudaRung:
 
     blocks, shared, micro_kernel, vectorized, prefetch: see the functions of cuda_ladder_schedule.py.
     production: the schedule of the registry instead of all these steps.
-    by_hand: a kernel that is written loop by loop (cuda_ladder_by_hand.py) instead of these steps.
     """
 
     title: str
@@ -43,7 +42,6 @@ class CudaRung:
     vectorized: bool = False
     prefetch: bool = False
     production: bool = False
-    by_hand: bool = False
 
     def __post_init__(self) -> None:
         for name, reason in (
@@ -115,9 +113,6 @@ WITHOUT: dict[str, CudaRung] = {
         ("vectorized", "vector loads and stores"),
         ("prefetch", "prefetch"),
     )
-}
-BY_HAND: dict[str, CudaRung] = {
-    f"by_hand_{name}": replace(rung, by_hand=True) for name, rung in {**RUNGS, **WITHOUT}.items() if not rung.production
 }
 
 

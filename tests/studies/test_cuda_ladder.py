@@ -25,9 +25,8 @@ from im2win.emulator import EmulationError
 from im2win.reports import ladder as ladder_report
 from im2win.reports.tables import fill
 from im2win.schedules.studies import cuda_ladder as ladder
-from im2win.schedules.studies import cuda_ladder_by_hand as by_hand
 from im2win.schedules.studies import cuda_ladder_schedule as steps
-from im2win.schedules.studies.cuda_ladder import ALGORITHM_9, BY_HAND, RUNGS, WITHOUT, CudaRung
+from im2win.schedules.studies.cuda_ladder import ALGORITHM_9, RUNGS, WITHOUT, CudaRung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import cuda_ladder as cuda_ablation
@@ -71,18 +70,6 @@ def test_every_rung_is_exact(key: str) -> None:
     for seed in (0, 1):
         wrong = differences(conv, kernels, emulated(tensors, seed), expected(conv, tensors))
         assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
-
-
-def test_rungs_by_hand_are_exact() -> None:
-    conv = Conv2d.parse("n2-c5x11x13-k80x3x3-p1")
-    size = by_hand.PLAN.transform_bytes(conv) // conv.itemsize
-    kernels = [
-        Made(name, cuda_codegen.generate_source(cuda_ablation.module_by_hand(conv, rung), H200), by_hand.pack_of(rung), size)
-        for name, rung in BY_HAND.items()
-        if name in ("by_hand_plain", "by_hand_prefetch")
-    ]
-    tensors = typed(conv, exact_tensors(conv))
-    assert not differences(conv, kernels, Emulated(conv, kernels)(tensors), expected(conv, tensors))
 
 
 @pytest.mark.parametrize("name, barriers", [("shared", 2), ("prefetch", 2)])
@@ -168,7 +155,7 @@ def test_vectors_are_where_they_can_be() -> None:
 
 
 def test_each_rung_switches_on_one_technique() -> None:
-    techniques = [field.name for field in fields(CudaRung) if field.name not in ("title", "source", "by_hand")]
+    techniques = [field.name for field in fields(CudaRung) if field.name not in ("title", "source")]
     thesis = [rung for rung in RUNGS.values() if not rung.production]
     assert [rung.techniques for rung in thesis] == [tuple(techniques[:count]) for count in range(len(techniques))]
     assert thesis[-1] == ALGORITHM_9 and list(RUNGS)[-1] == "production"
@@ -305,16 +292,6 @@ def test_bad_arguments_are_named(fake_gpu: dict[str, int]) -> None:
         cuda_ablation.run([])
     with pytest.raises(ValueError, match=r"`seconds` \(=0\)"):
         cuda_ablation.run([LAYER], seconds=0)
-    with pytest.raises(ValueError, match=r"`limit_s` \(=-1\)"):
-        cuda_ablation.run([LAYER], limit_s=-1)
-
-
-def test_a_run_ends_at_its_limit(fake_gpu: dict[str, int]) -> None:
-    """The layer that is measured then is the last one."""
-    pytest.importorskip("torch")
-    later = Layer("later", LAYER.conv.with_(batch=1))
-    assert [row.layer for row in cuda_ablation.run([LAYER, later], rounds=1, limit_s=1e-9).layers] == []
-    assert [row.layer for row in cuda_ablation.run([LAYER, later], rounds=1).layers] == ["conv9", "later"]
 
 
 @pytest.mark.slow
@@ -329,13 +306,12 @@ def test_libraries_are_built_by_other_processes(tmp_path: Path) -> None:
         "rung": cuda_ablation.recipe(conv, ALGORITHM_9, H200),
         "refused": cuda_ablation.recipe(conv.with_(layout="NHWC"), ALGORITHM_9, H200),
         "production": cuda_ablation.recipe(conv, RUNGS["production"], H200),
-        "by_hand": cuda_ablation.recipe(conv, BY_HAND["by_hand_prefetch"], H200),
     }
     with cuda_builds.Builders(2) as builders, builders.begun(recipes, tmp_path) as begun:
         built = {name: begun[name] for name in recipes}
     assert built["refused"] == f"the ladder on {conv}-NHWC: the GPU's ladder is written for NCHW, not NHWC."
     rung, production = built["rung"], built["production"]
-    for library in (rung, production, built["by_hand"]):
+    for library in (rung, production):
         assert isinstance(library, cuda_builds.Library), library
         assert library.path.stat().st_size > 1000
     assert (rung.manifest.made, rung.manifest.threads) == (ladder.workspace_bytes(conv) // 4, 128)

@@ -9,9 +9,7 @@ ladder's last rung and whose "peers" are all others.
 
 from __future__ import annotations
 
-import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,15 +33,13 @@ from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.manifest import Manifest
 from im2win.schedules.cuda.families.base import Reconstruction
-from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
 from im2win.schedules.cuda.scheduled.passes import PIPELINE
 from im2win.schedules.studies import cuda_ladder as ladder
-from im2win.schedules.studies import cuda_ladder_by_hand as by_hand
 from im2win.schedules.studies import cuda_ladder_schedule as steps
 from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT, CudaRung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
-from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
+from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 from im2win.studies.entries import LADDER as SUITE
 from im2win.studies.entries import LADDER_TRANSFORM, last_rung
 from im2win.tuner.runners.check import verify
@@ -68,17 +64,6 @@ def rung_module(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> tvm.IRModule:
     return reconstructed.lower(functions, Reconstruction(rung.rules, 0, PIPELINE, must=False), gpu)
 
 
-def module_by_hand(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
-    """The kernels of a rung that are written loop by loop: `conv2d`, and `transform`.
-
-    Raises:
-        TileError: the ladder has no kernel for the problem.
-    """
-    _check(conv)
-    transform = transform_kernel(conv, by_hand.PLAN.axes, TRANSFORM)
-    return cuda_codegen.kernel_module({SYMBOL: by_hand.ladder_kernel(conv, rung, SYMBOL), TRANSFORM: transform})
-
-
 def _check(conv: Conv2d) -> None:
     reason = ladder.supports(conv) or schedule_of("im2win").supports(conv, "cuda")
     if reason is not None:
@@ -101,22 +86,11 @@ class RungRecipe:
         return cuda_manifest(self.conv, "im2win", asdict(self.rung), pack, self.gpu, threads=threads, made=made)
 
 
-@dataclass(frozen=True)
-class RecipeByHand(RungRecipe):
-    """A rung whose kernel is written loop by loop."""
-
-    def compile(self, path: Path) -> Manifest:
-        """Compiles into the library `path`."""
-        cuda_codegen.compile_module(module_by_hand(self.conv, self.rung), self.gpu).export(path)
-        made, threads = by_hand.PLAN.transform_bytes(self.conv), by_hand.sizes_of(self.rung).threads
-        return cuda_manifest(self.conv, "im2win", asdict(self.rung), by_hand.pack_of(self.rung), self.gpu, threads=threads, made=made)
-
-
 def recipe(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> Recipe:
     """The recipe of a rung. "production" is the project's im2win schedule in IEEE float32, the arithmetic of all rungs."""
     if rung.production:
         return TileRecipe(conv, "im2win", gpu, "exact", recorded=True)
-    return (RecipeByHand if rung.by_hand else RungRecipe)(conv, rung, gpu)
+    return RungRecipe(conv, rung, gpu)
 
 
 def run(
@@ -126,9 +100,7 @@ def run(
     rounds: int = 15,
     seconds: float = 1.0,
     suite: str = "custom",
-    limit_s: float = math.inf,
     progress: Progress | None = None,
-    keep: Callable[[Result], object] | None = None,
 ) -> Result:
     """Times every rung on every layer on the first GPU. The result has one row for each layer.
 
@@ -137,12 +109,10 @@ def run(
         rounds: most samples of a rung on a layer.
         seconds: most seconds of timed calls of a rung on a layer; slow rungs get fewer samples, at least one.
         suite: name of the result after "ladder-".
-        limit_s: seconds after which no further layer is begun; the result then has fewer rows.
         progress: called with (layers done, layers in all, row) after each layer.
-        keep: called with the result after each layer.
 
     Raises:
-        ValueError: no layers, no rungs, bad `rounds`, `seconds` or `limit_s`. A rung that fails is a message in its row instead.
+        ValueError: no layers, no rungs, bad `rounds` or `seconds`. A rung that fails is a message in its row instead.
         NoGpuError: there is no GPU.
         ToolchainError: there is no CUDA compiler.
     """
@@ -151,9 +121,6 @@ def run(
         raise ValueError("`layers` and `rungs` must name at least one each.")
     if rounds < 1 or not seconds > 0:
         raise ValueError(f"`rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
-    if not limit_s > 0:
-        raise ValueError(f"`limit_s` (={limit_s:g}) must be above 0.")
-    begun = time.monotonic()
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     twins = _twins(rungs)
@@ -167,15 +134,11 @@ def run(
         limits = measure_ceilings()
         result = new_result(SUITE + suite, layers, gpu, limits)
         for done, layer in enumerate(layers, 1):
-            if time.monotonic() - begun > limit_s:
-                break
             row = time_layer(layer, {name: built[layer.conv, name] for name in distinct}, twins, rounds, seconds)
             if row.ours_ms is not None:
                 row.gflops = layer.conv.flops / row.ours_ms / 1e6
                 row.roofline_fraction = Ceilings(limits["fma_gflops"], limits["copy_gbs"]).floor_ms(layer.conv) / row.ours_ms
             result.layers.append(row)
-            if keep is not None:
-                keep(result)
             if progress is not None:
                 progress(done, len(layers), row)
     return result
