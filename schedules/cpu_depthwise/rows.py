@@ -64,11 +64,16 @@ def _row(conv: Conv2d, lanes: int, realize: Any) -> Any:
         empty += _zeros(pad, [*place, phase], 0, width, lanes)
     copies = _plain(data, pad, source, place, left, count, lanes) if stride == 1 else _parted(data, pad, source, place, left, count, lanes)
     inside = tirx.And(row >= 0, row < conv.height)
-    body = tirx.IfThenElse(inside, tirx.SeqStmt([*beside, *copies]), tirx.SeqStmt(empty) if len(empty) > 1 else empty[0])
+    body = tirx.IfThenElse(inside, _sequence([*beside, *copies]), _sequence(empty))
     ranges = [[Range(axis, axis + 1) for axis in axes] for axes in ([*place[:2], tirx.max(tirx.min(row, conv.height - 1), 0)], place)]
     reads = [tirx.BufferRegion(data, [*ranges[0], Range(0, conv.width)])]
     writes = [tirx.BufferRegion(pad, [*ranges[1], Range(0, stride), Range(0, width)])]
     return SBlockRealize(realize.iter_values[:3], realize.predicate, SBlock(old.iter_vars[:3], reads, writes, old.name_hint, body))
+
+
+def _sequence(statements: list[Any]) -> Any:
+    """Statements one after the other; TVM has no sequence of one."""
+    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
 def _at(axes: list[Any], first: int, count: int) -> list[Any]:

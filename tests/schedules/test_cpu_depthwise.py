@@ -62,6 +62,7 @@ KERNELS = [
     ("n1-c2x12x17-k2x3x3-s2-p1.2.0.1-g2", WINDOWS, {"rows": 2, "row_block": 2, "pass_blocks": 2}, "even padding, odd width"),
     ("n1-c2x20x41-k2x3x5-s3-p1.2.3.4-d2-g2-bias-relu6", WINDOWS, {"rows": 2, "row_block": 4}, "stride 3, dilation, four sides"),
     ("n1-c2x3x4-k2x5x5-p4-g2", WINDOWS, {"lanes": 4, "row_block": 7, "rows": 7}, "rows shorter than a vector, windows of zeros"),
+    ("n2-c2x8x4-k18x1x1-g2-relu6", WINDOWS, {"lanes": 4, "rows": 2, "row_block": 2, "pass_blocks": 9}, "rows of one vector"),
     ("n1-c3x9x30-k3x7x13-p3x6-g3", WINDOWS, {"rows": 3, "row_block": 9}, "a large kernel"),
 ]  # fmt: skip
 

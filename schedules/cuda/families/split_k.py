@@ -25,6 +25,7 @@ from im2win.spec.symbols import SYMBOL
 
 SPLITS = (2, 4, 8, 16)
 LEAST_CHANNELS = 32  # least number of input channels of a part
+SHORT = 1.4  # factor on the products of parts with channels last and elements of two bytes: their pipelines hardly fill before they end
 MOST = 12  # tiles kept for each number of parts and kind of arithmetic: those that the cost model ranks first
 
 
@@ -94,7 +95,10 @@ class SplitK(MultistageTiles):
 
 def _estimate(conv: Conv2d, part: MultistageTile, split: int, gpu: Gpu) -> Estimate:
     """The estimate for a tile of one part's product."""
-    return _added(conv, model.estimate(parts_problem(conv, split), part, gpu, WindowSource()), split, gpu)
+    estimated = model.estimate(parts_problem(conv, split), part, gpu, WindowSource())
+    if conv.layout == "NHWC" and conv.itemsize == 2:
+        estimated = replace(estimated, compute=SHORT * estimated.compute)
+    return _added(conv, estimated, split, gpu)
 
 
 def _added(conv: Conv2d, parts: Estimate, split: int, gpu: Gpu) -> Estimate:
