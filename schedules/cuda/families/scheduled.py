@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from im2win.device.gpu import Gpu
@@ -30,6 +30,9 @@ from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 Tile = ScheduledTile | ScheduledMmaTile
 
 ALIGNMENT = 128  # bytes, of a tensor between kernels
+RULES = "pipelines+copies"  # of all tiles of the space
+MORE_RULES = {ScheduledTile: "wide+bounds", ScheduledMmaTile: "bounds"}  # of some tiles besides: they pay on some layers only
+MOST = 12  # tiles that have them, those that the cost model ranks first
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,11 @@ class Scheduled(CudaSchedule):
         return ScheduledMmaTile.from_dict(values) if "warp_m" in values else ScheduledTile.from_dict(values)
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[Any]:
-        """Every legal tile worth a trial, in a fixed order."""
-        return list(mma_space(conv, gpu) if conv.dtype in NATIVE else space(conv, gpu, order_of_windows=self.stage.order))
+        """Every legal tile worth a trial, in a fixed order: those of one rule set, and those that are ranked first with more rules."""
+        tiles: list[Any] = list(mma_space(conv, gpu) if conv.dtype in NATIVE else space(conv, gpu, order_of_windows=self.stage.order))
+        first = sorted(tiles, key=lambda tile: self.estimate(conv, tile, gpu).seconds)[:MOST]
+        more = [replace(tile, rules=f"{RULES}+{MORE_RULES[type(tile)]}") for tile in first if tile.rules == RULES]
+        return tiles + [tile for tile in more if not self.violations(conv, tile, gpu)]
 
     def violations(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks, as a message; empty if the tile is legal."""
