@@ -94,6 +94,13 @@ def test_a_choice_that_became_the_default_tile_takes_its_times(row: Row, log: Lo
     assert check(replace(before, untuned_ms=None)).reason.startswith("conv: mec/tiled was timed")
 
 
+def test_a_cpu_that_is_not_here_has_the_instructions_of_its_microarchitecture() -> None:
+    found = {name: confirmation.device_named(f"{name}-2t") for name in ("intel-xeon-emeraldrapids", "amd-epyc-znver4")}
+    features = {name: machine.features for name, machine in found.items() if isinstance(machine, Machine)}
+    assert features["amd-epyc-znver4"] == ("avx512vnni", "avx512bf16")
+    assert set(features["intel-xeon-emeraldrapids"]) >= {"avx512vnni", "avx512bf16", "amx-int8", "amx-bf16"}
+
+
 def test_the_suite_names_the_accuracy() -> None:
     assert accuracy_of(result()) == "float32"
     assert accuracy_of(replace(result(), suite="winograd64-winograd")) == "winograd"

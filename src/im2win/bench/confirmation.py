@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from tvm.target import Target, codegen
+
 from im2win.bench.results import OURS, UNTUNED, Result, Row
 from im2win.bench.source import RUNTIME, TARGET, digests, same_kernels, stale, timed
 from im2win.builder.build import looked_up
+from im2win.device.cpu import FEATURES, Machine
 from im2win.device.gpu import H200, KNOWN
 from im2win.records.emission import EmissionError, emitted
 from im2win.records.folders import PACKAGED
@@ -44,8 +47,17 @@ def accuracy_of(result: Result) -> Accuracy:
 
 
 def device_named(name: str) -> Device | None:
-    """The device of a result; None if nothing shipped says what it is."""
-    return device_of(Log(PACKAGED), name)
+    """The device of a result; None if nothing shipped says what it is. A CPU has the instructions that its microarchitecture has."""
+    device = device_of(Log(PACKAGED), name)
+    if isinstance(device, Machine) and not device.features:  # its records do not state them
+        return dataclasses.replace(device, features=_features(device.mcpu))
+    return device
+
+
+def _features(mcpu: str) -> tuple[str, ...]:
+    """Instructions for narrow types that every CPU of a microarchitecture has, by LLVM's name of it."""
+    known = {str(name) for name in codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))}
+    return tuple(name for name in FEATURES if name in known)
 
 
 def checked(

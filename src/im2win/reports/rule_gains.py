@@ -18,7 +18,8 @@ Times = Mapping[str, float]
 
 def table(studies: Sequence[Study]) -> str:
     """Markdown for every device: a line for each rule, then for each problem, then what racecheck found."""
-    return "\n\n".join(f"{_rules(study)}\n\n{_problems(study)}\n\n{_races(study)}\n\n{_caption(study)}" for study in studies)
+    parts = (part for study in studies for part in (_rules(study), _problems(study), _races(study), _caption(study)))
+    return "\n\n".join(part for part in parts if part)
 
 
 def times(study: Study) -> dict[tuple[str, str, str], dict[str, float]]:
@@ -75,12 +76,13 @@ def _problems(study: Study) -> str:
 
 
 def _races(study: Study) -> str:
+    """What racecheck found; "" where it has not run."""
     rows = []
     for race in study["races"]:
         found = race["failed"] or race["hazard"] or "no hazard"
         kernel = "without a barrier" if race["barriers_removed"] else f"{race['changes']} changes"
         rows.append([f"`{race['conv']}`", race["algorithm"].partition("/")[0], kernel, found])
-    return markdown.table(["problem", "algorithm", "kernel", "racecheck"], rows, words=4)
+    return markdown.table(["problem", "algorithm", "kernel", "racecheck"], rows, words=4) if rows else ""
 
 
 def _caption(study: Study) -> str:
