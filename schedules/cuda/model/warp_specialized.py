@@ -1,8 +1,8 @@
 """Cost model of warp-specialized kernels; the tuner begins with the tiles that it ranks first.
 
-Constants are fitted to times on an NVIDIA H200, in float16, of tiles of layers in both layouts. `tuning_logs/` has times, in float16 and int8,
-of 1405 tiles of 95 layers: how far estimates are off has a standard deviation of 9 % within a layer, and its mean one of 5 % between layers.
-Constants that say so are fitted to fewer layers.
+Constants are fitted to times on an NVIDIA H200, in float16, of tiles of layers in both layouts. `tuning_logs/` has times, in float16 and
+int8, of 1405 tiles of 95 layers: how far estimates are off has a standard deviation of 9 % within a layer, and its mean one of 5 % between
+layers. Constants that say so are fitted to fewer layers.
 """
 
 from __future__ import annotations
