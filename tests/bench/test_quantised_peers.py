@@ -9,9 +9,11 @@ from im2win.bench.cpu import Ours, checked
 from im2win.bench.peers.cpu import OnnxRuntime, OpenVino, Torch
 from im2win.bench.peers.quantised import allowed
 from im2win.bench.peers.subject import PeerError, Subject, Tensors
+from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d
 
+VNNI = {"avx512vnni", "avxvnni"}
 TORCH, LAST, ORT, VINO = Torch(), Torch(channels_last=True), OnnxRuntime(), OpenVino()
 LAYERS: list[tuple[str, tuple[Subject, ...]]] = [
     ("n1-c16x9x11-k24x3x3-p1-uint8-out.uint8-zero128-outzero3-bias", (TORCH, LAST, ORT, VINO)),
@@ -34,6 +36,8 @@ def test_peers(key: str, subjects: tuple[Subject, ...]) -> None:
     ours.call()
     assert checked(np.asarray(ours.read()), expected, tolerance(conv)) <= tolerance(conv)
     for subject in subjects:
+        if subject is VINO and conv.dtype == "int8" and VNNI.isdisjoint(Machine.host().features):
+            continue  # its pairs of products saturate in 16 bits there
         trial = subject.prepare(conv, tensors, 1)
         trial.call()
         assert checked(trial.read(), expected, allowed(conv, expected)) >= 0

@@ -92,7 +92,7 @@ class ProductPeak:
         one = product_peak.fastest(self.dtype, machine)
         assert one is not None
         kernel = tvm.compile(product_peak.module(self.dtype, one, machine, PRODUCT_STEPS), llvm_target(machine))
-        sums = np.zeros(threads * product_peak.SUM_WORDS, one.sums)
+        sums = np.ones(threads * product_peak.SUM_WORDS, one.sums)  # a sum may be a factor
         held = [tvm.runtime.tensor(array, tvm.cpu()) for array in (np.ones(128, np.uint8), sums)]
         return Trial(lambda: kernel(*held), held[1].numpy)
 

@@ -157,7 +157,8 @@ def test_the_space() -> None:
     found = space(conv, H200)
     assert 100 < len(found) <= len(SHARED) * len(TMA_BOXES) * MOST * len(SHAPES) and all(violations(conv, one, H200) == [] for one in found)
     assert output_tiles(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
-    assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.pingpong for one in found} == {1, 2}
+    clusters = {one.cluster for batch in (2, 32) for one in space(conv.with_(batch=batch), H200)}  # few images share sums among more blocks
+    assert clusters == {1, 2, 4, 8} and {one.pingpong for one in found} == {1, 2}
     assert {one.shared for one in found} == set(SHARED) and {one.tma_boxes for one in found} == {"halo", "taps"}
     backend = backend_for(H200, "exact")
     assert all(backend.tile(ROW, one.as_dict()) == one for one in found) and backend.accuracy(found[0]) == "exact"
