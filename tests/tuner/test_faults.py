@@ -169,11 +169,11 @@ def test_a_machine_that_fails_every_candidate_ends_the_run(tmp_path: Path, sessi
     one.record(one.search.all[1], outcome, None)
 
 
-def _job(tmp_path: Path) -> BuildJob:
+def _job(tmp_path: Path, machine: Machine = DEVICE) -> BuildJob:
     from im2win.registry.ranking import default_tile
 
-    algorithm, tile = default_tile(SMALL, machine=DEVICE)
-    return BuildJob(SMALL, algorithm, tile, DEVICE, tmp_path / "1.so")
+    algorithm, tile = default_tile(SMALL, machine=machine)
+    return BuildJob(SMALL, algorithm, tile, machine, tmp_path / "1.so")
 
 
 def _raising(error: Exception) -> Any:
@@ -219,7 +219,7 @@ def test_a_compiler_that_fails_is_a_build_error(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.fault("disks and folders", "files may not be longer than some bytes")
 def test_a_limit_on_files_is_no_verdict(tmp_path: Path) -> None:
     """`ulimit -f`: LLVM ends the building process, and the tuner finds out that files cannot be written."""
-    job = replace(_job(tmp_path), device=Machine.host())
+    job = _job(tmp_path, Machine.host())
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, 8 << 10))
