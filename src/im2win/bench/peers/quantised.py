@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from im2win.bench.peers.subject import PeerError, Tensors, Trial, from_nchw, to_nchw
+from im2win.common.exact_sums import exact_sums
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -78,6 +79,7 @@ def onnxruntime_trial(conv: Conv2d, tensors: Tensors, threads: int, name: str) -
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    exact_sums(options)
     session = ort.InferenceSession(_model(conv, tensors), options, providers=["CPUExecutionProvider"])
     held = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(to_nchw(tensors.data, conv)))
     output = ort.OrtValue.ortvalue_from_numpy(np.zeros((conv.batch, conv.out_channels, *conv.output_size), conv.out_dtype))

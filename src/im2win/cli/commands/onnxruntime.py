@@ -77,6 +77,11 @@ def onnxruntime(
         console.print(
             f"the whole: {done.whole.ours_s * 1e3:.3f} ms, ONNX Runtime {done.whole.theirs_s * 1e3:.3f} ms, {ratio:.2f}x", soft_wrap=True
         )
+    if saturated := [name for name, one in done.times.items() if one.saturated]:
+        console.print(
+            f"ONNX Runtime's sums saturate on this CPU, im2win's do not: {escape(', '.join(saturated))}. "
+            "Its sums are exact, and slower, with the entry session.x64quantprecision.", soft_wrap=True,
+        )  # fmt: skip
     if share := share_text(done.operators):
         console.print(share, soft_wrap=True)
     if advice:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from im2win.common.exact_sums import exact_sums
 from im2win.common.messages import brief
 from im2win.frontends.onnx.layers import ModelError, load
 
@@ -120,6 +121,7 @@ def _raise_opset(path: Path, label: str) -> None:
 def _session(ort: Any, path: str, label: str) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    exact_sums(options)
     try:
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises its own classes
