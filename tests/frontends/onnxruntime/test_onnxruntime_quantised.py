@@ -85,8 +85,8 @@ def test_the_guard_compares_layers_and_the_whole(tmp_path: Path, monkeypatch: py
     made = rewritten(quantised("QDQ", "uint8", True), tmp_path, guard=True)
     assert len(made.times) == 5 and not any(one.failed for one in made.times.values())
     assert all(one.ours_s > 0 and one.theirs_s > 0 for one in made.times.values())
-    exact = {"avx512vnni", "avxvnni"} & set(Machine.host().features)
-    assert [name for name, one in made.times.items() if one.saturated] == ([] if exact else ["Conv_a"])
+    saturated = [name for name, one in made.times.items() if one.saturated]
+    assert not saturated if {"avx512vnni", "avxvnni"} & set(Machine.host().features) else "Conv_a" in saturated
     assert made.whole is None or not made.whole.failed
     assert made.note or [one.name for one in made.layers] == [name for name, one in made.times.items() if one.faster]
 
