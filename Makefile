@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 BYTES  := $(VENV)/.compiled
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all test-exhaustive papers fuzz fuzz-emulated fuzz-readers broken mutation campaigns lint types docs clean
+.PHONY: help bytecode demo test test-all test-exhaustive papers fuzz fuzz-emulated fuzz-readers broken mutation campaigns lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
@@ -37,17 +37,21 @@ $(BYTES): $(READY)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
+# Bytecode of what is here, for the many processes that tests start; where it is not written as they run, each would compile it again.
+bytecode: $(BYTES)
+	@$(BIN)/python -m compileall -qq -j 0 src compute reconstruct schedules tests || true
+
 demo: $(BYTES)
 	$(BIN)/im2win demo
 
-test: $(BYTES)
+test: bytecode
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: $(BYTES)
+test-all: bytecode
 	$(PYTEST) -m "not exhaustive" $(PYTEST_ARGS)
 
 # What test-all leaves out: combinations of three values and more, where each pair of values is in test-all.
-test-exhaustive: $(BYTES)
+test-exhaustive: bytecode
 	$(PYTEST) -m exhaustive $(PYTEST_ARGS)
 
 # Both go on where they were stopped; build/fuzz holds how far they are, and what failed.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from im2win.codegen.canonical_cuda import tokens
 from im2win.registry import method_source
+from im2win.registry.kept_digests import kept
 
 ROOT = Path(__file__).parent.parent
 DIGITS = 16
@@ -49,6 +50,17 @@ _LOOK_UP = ("records/estimates.py", "records/judge.py", "records/likeness.py", "
 _RUNTIME = {"cpu": ("codegen/pool/*.[ch]",), "cuda": ()}  # runs kernels' loops, and is no part of them
 _MODELS = ("frontends/models/*.py", "frontends/onnx/*.py")  # compile what is no convolution
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
+F = TypeVar("F", bound=Callable[..., str])
+
+
+def _kept(digest: F) -> F:
+    """Decorates what computes a digest of the source as it is: once a process, and from the cache folder where another one did."""
+
+    @functools.cache
+    def found(*names: Any) -> str:
+        return kept(ROOT, " ".join((digest.__name__, *names)), lambda: digest(*names))
+
+    return cast("F", functools.update_wrapper(found, digest))
 
 
 def files(target: str) -> list[Path]:
@@ -104,7 +116,7 @@ def methods() -> tuple[str, ...]:
     return tuple(method_source.keys(ROOT))
 
 
-@functools.cache
+@_kept
 def code_digest(target: str, method: str) -> str:
     """Digest of what can be executed to make a method's kernels for a target. While it is equal, all of them are equal.
 
@@ -124,32 +136,32 @@ def is_current(target: str, method: str, digest: str) -> bool:
     return method in methods() and digest == code_digest(target, method)
 
 
-@functools.cache
+@_kept
 def target_digest(target: str) -> str:
     """Digest of what the generator's files of a target execute, whatever the method."""
     return _executed(_making(target))
 
 
-@functools.cache
+@_kept
 def choice_digest(target: str) -> str:
     """Digest of what the files execute that select default tiles: while it is equal, every problem's default tile is."""
     return _executed(choice_files(target))
 
 
-@functools.cache
+@_kept
 def look_up_digest(target: str) -> str:
     """Digest of what the files execute that choose algorithms and tiles: among shipped records, and where none has earned its place."""
     return _executed([*choice_files(target), *_found(_LOOK_UP)])
 
 
-@functools.cache
+@_kept
 def runtime_digest(target: str) -> str:
     """Digest of what runs a target's kernels, and takes part in their times; "" if nothing of this package does."""
     paths = sorted(path for pattern in _RUNTIME[target] for path in ROOT.glob(pattern))
     return _executed(paths) if paths else ""
 
 
-@functools.cache
+@_kept
 def model_digest() -> str:
     """Digest of what the files execute that compile a model's other operators."""
     return _executed(_found(_MODELS))
