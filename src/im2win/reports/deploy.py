@@ -8,7 +8,7 @@ from typing import Any
 from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
-from im2win.studies.entries import COLD_PARTS, FLOATS, OURS_COLD
+from im2win.studies.entries import COLD_PARTS, FLOATS, OURS_COLD, WAITING_FRONTS
 
 ALONE, ANOTHER, PAUSE = "alone", "another", "pause"  # before the timed call: the same one, one with tensors of its own, or none for a while
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
@@ -137,6 +137,16 @@ def cold_table(studies: Sequence[Study]) -> str:
             rows.append([layer, f"`{study['device']}`", *(number(times[part], 1) for part in COLD_PARTS), number(ours, 1)])
     heads = ["Python", "NumPy", "TVM's runtime", "im2win", "load", "bind", "first call", "second call"]
     return markdown.table(["layer", "device", *(f"{head} ms" for head in heads), "of im2win, to the first result ms"], rows, words=2)
+
+
+def waiting_table(studies: Sequence[Study]) -> str:
+    """Seconds that a call takes the first time, again in a new process, and the imports before it; for every network and device."""
+    rows = [
+        [network, title, f"`{study['device']}`", *(number(fronts[front][what], 1) for what in ("first", "again", "import"))]
+        for study in studies for network, fronts in study["networks"].items()
+        for front, title in WAITING_FRONTS.items() if front in fronts
+    ]  # fmt: skip
+    return markdown.table(["network", "call", "device", "first time s", "again s", "imports s"], rows, words=3)
 
 
 def shared_table(studies: Sequence[Study]) -> str:

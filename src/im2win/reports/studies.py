@@ -48,6 +48,7 @@ from im2win.studies.entries import (
     SLIDING,
     TVM_SEARCH,
     UNTUNED,
+    WAITING,
     WINOGRAD_TC,
     ZOO,
 )
@@ -70,6 +71,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     OVERHEAD: deploy_report.overhead_table,
     SHARED: deploy_report.shared_table,
     COLD_START: deploy_report.cold_table,
+    WAITING: deploy_report.waiting_table,
     EPILOGUES: epilogues_report.table,
     ZOO: zoo_report.table,
     FUZZ: fuzz_report.table,

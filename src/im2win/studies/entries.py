@@ -12,6 +12,11 @@ COLD_START = "cold-start"
 COLD_PARTS = ("python", "numpy", "runtime", "im2win", "load", "bind", "first call", "second call")  # of a new process, in order
 OURS_COLD = ("im2win", "load", "bind", "first call")  # those of this package
 
+WAITING = "waiting"
+WAITING_FRONTS = {
+    "optimize": "`im2win.torch.optimize`", "compile": "`im2win.compile_model`", "onnxruntime": "`im2win.for_onnxruntime`",
+}  # and titles
+
 QUANTISED = "quantised-models"
 FLOATS = {"ours float32": "ours", "onnxruntime float32": "onnxruntime"}  # subjects on the float32 model: whose they are
 
