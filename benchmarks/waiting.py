@@ -3,9 +3,9 @@
     python benchmarks/waiting.py --json benchmarks/studies/DEVICE/waiting.json [NETWORK ...]
 
 Every sample is a new process that calls `im2win.torch.optimize`, `im2win.compile_model` or `im2win.for_onnxruntime` once, with their
-defaults, for one image. Its time is that of the call: what is built, timed against the library that it replaces (`guard`), packed and written.
-The first process finds an empty cache, so that it also reads the package's records for the first time; the others find what that one left.
-The time of the imports before the call is that of the last process. The network is one of the zoo's, with random weights.
+defaults, for one image. Its time is that of the call: what is built, timed against the library that it replaces (`guard`), packed and
+written. The first process finds an empty cache, so that it also reads the package's records for the first time; the others find what that
+one left. The time of the imports before the call is that of the last process. The network is one of the zoo's, with random weights.
 """
 
 from __future__ import annotations
