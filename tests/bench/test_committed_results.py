@@ -70,7 +70,7 @@ STALE = {
     "studies/amd-epyc-znver4-2t/zoo-float32-b1.json": "other kernels and choice",
     "studies/intel-xeon-emeraldrapids-11t/fuzz-cpu.json": "other kernels and choice",
     "studies/intel-xeon-emeraldrapids-2t/epilogues.json": "other kernels and choice and runtime",
-    "studies/intel-xeon-emeraldrapids-2t/quantised-models-b1.json": "other kernels and choice",
+    "studies/intel-xeon-emeraldrapids-2t/quantised-models-b1.json": "other kernels and choice and models",
     "studies/nvidia-h100-80gb-hbm3/untuned-drawn-cuda-2.json": "other kernels and choice",
     "studies/nvidia-h200/launch-overlap.json": "other kernels and choice",
     "studies/nvidia-h200/op-overhead.json": "other kernels and choice",

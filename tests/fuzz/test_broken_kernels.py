@@ -14,6 +14,7 @@ import pytest
 from broken_campaign import KERNELS, StateError, jobs_of, judged, named, run
 from broken_cpu import LAYERS, Broken, Mistake
 from broken_units import SOURCES, BrokenUnit
+from sampling import every_second_ordinary
 
 from im2win.reports import tables
 
@@ -39,7 +40,7 @@ def test_a_sample_is_caught() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layer", OFTEN, ids=[" ".join(LAYERS[layer]) for layer in OFTEN])
+@pytest.mark.parametrize("layer", every_second_ordinary(OFTEN), ids=[" ".join(LAYERS[layer]) for layer in OFTEN])
 def test_every_broken_kernel_of_a_cpu_is_caught(layer: int) -> None:
     """What passes is equivalent: its program is the same, or its outputs are on inputs of single elements. Few are."""
     jobs = [one for one in broken_cpu.injected() if one.layer == layer]
@@ -52,7 +53,7 @@ def test_every_broken_kernel_of_a_cpu_is_caught(layer: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [*list(broken_cuda.KERNELS)[::3], *broken_cuda.REQUANTISED])
+@pytest.mark.parametrize("name", every_second_ordinary([*broken_cuda.REQUANTISED, *list(broken_cuda.KERNELS)[::3]]))
 def test_every_broken_cuda_kernel_is_caught(name: str) -> None:
     jobs = [one for one in broken_cuda.injected() if one.kernel == name]
     found = judged([name, *jobs])

@@ -6,6 +6,7 @@ The other cases are marked `slow`.
 
 `@pytest.mark.pairwise` on a test of three parameters and more: each value of a parameter occurs with each value of each other parameter,
 but not in all combinations of three. The other cases are marked `exhaustive`, and `slow`.
+`@pytest.mark.valuewise` on a test of two parameters whose cases take seconds each: each value of either parameter occurs, likewise.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 
 import pytest
 
@@ -58,13 +59,14 @@ def _marked(items: Sequence[pytest.Item], marker: str) -> list[list[pytest.Funct
 
 
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
-    """Marks what brings no pair of values that others lack, of tests that are marked `pairwise`."""
-    for cases in _marked(items, "pairwise"):
-        ordinary = sample([pairs(values(case)) for case in cases])
-        for index, case in enumerate(cases):
-            if index not in ordinary:
-                case.add_marker(pytest.mark.exhaustive)
-                case.add_marker(pytest.mark.slow)
+    """Marks what brings no pair of values that others lack, of tests that are marked `pairwise`; no value, of those marked `valuewise`."""
+    for marker, features in (("pairwise", lambda case: pairs(values(case))), ("valuewise", values)):
+        for cases in _marked(items, marker):
+            ordinary = sample([features(case) for case in cases])
+            for index, case in enumerate(cases):
+                if index not in ordinary:
+                    case.add_marker(pytest.mark.exhaustive)
+                    case.add_marker(pytest.mark.slow)
 
 
 def mark_slow(items: Sequence[pytest.Item]) -> None:
@@ -76,3 +78,8 @@ def mark_slow(items: Sequence[pytest.Item]) -> None:
         for index, case in enumerate(cases):
             if index not in fast:
                 case.add_marker(pytest.mark.slow)
+
+
+def every_second_ordinary(cases: Iterable[object]) -> list[object]:
+    """Values of one parameter, of which every second one is exhaustive."""
+    return [pytest.param(case, marks=pytest.mark.exhaustive) if index % 2 else case for index, case in enumerate(cases)]

@@ -277,7 +277,7 @@ def test_a_secret_opens_both_sides(started: Processes, port: int, key: str, meas
     with caplog.at_level(logging.WARNING, "im2win.fleet"):
         for wrong in (b"another secret of the tests", b""):
             with pytest.raises(FleetError, match="was refused: the worker refuses this tuner: it has another secret"):
-                Fleet(f"127.0.0.1:{port}", key, secret=wrong, wait_s=1.0)
+                Fleet(f"127.0.0.1:{port}", key, secret=wrong, wait_s=10.0)
     wait_for("what connected does not know the secret", log)
     with gathered(port, key, secret=SECRET.encode()) as fleet:
         assert ok_s(measure(fleet, "ok 1.0")) == [1.0]

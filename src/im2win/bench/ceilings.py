@@ -5,9 +5,14 @@ They run like any subject of a benchmark (bench/harness.py): in a separate proce
 
 from __future__ import annotations
 
+import json
+import logging
+import math
+import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +21,17 @@ from im2win.bench import product_peak
 from im2win.bench.harness import Worker
 from im2win.bench.peers.subject import Subject, Tensors, Trial
 from im2win.codegen.llvm import llvm_target
+from im2win.common.files import default_folder, replace_json
 from im2win.device.cpu import Machine
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
+_log = logging.getLogger(__name__)
 COPY_BYTES = 512 << 20  # bytes read plus written; more than the level-3 cache of any CPU that was measured (the largest reports 480 MB)
 CHAINS = 12  # independent accumulators of a thread; two FMA units of latency four need eight
 STEPS = 1_000_000  # some milliseconds a call, so that waking threads does not count
 PRODUCT_STEPS = 200_000  # likewise
+KEPT_DAYS = 7
 PROCESSES = 2  # in one of them, the caller may share a CPU with a thread that it waits for
 
 
@@ -168,3 +176,40 @@ def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5, dtypes
             products[ELEMENT_TYPES[dtype].ceilings[0]] = done / best(ProductPeak(dtype)) / 1e9
     flops = 2.0 * threads * CHAINS * machine.lanes * STEPS
     return Ceilings(fma_gflops=flops / best(FmaPeak()) / 1e9, copy_gbs=COPY_BYTES / best(Copy()) / 1e9, products=products)
+
+
+def kept(threads: int, dtypes: Collection[str] = ()) -> Ceilings:
+    """What `measure` found on this machine in the last `KEPT_DAYS`, with the same versions; else measured now, and kept in the cache.
+
+    For what tells a person how far a kernel is from a roof. Results are measured beside their own ceilings.
+    """
+    import tvm
+
+    from im2win import __version__
+
+    machine = Machine.host(threads)
+    names = {ELEMENT_TYPES[dtype].ceilings[0] for dtype in dtypes if product_peak.fastest(dtype, machine) is not None}
+    path, versions = default_folder() / machine.name / "ceilings.json", [__version__, str(tvm.__version__)]
+    found = _read(path, versions)
+    if found is not None and names <= set(found.products):
+        return found
+    made = measure(threads, dtypes=dtypes)
+    if found is not None:
+        made = replace(made, products={**found.products, **made.products})
+    try:
+        replace_json(path, {"versions": versions, "made": time.time(), "ceilings": made.by_name})
+    except OSError as error:
+        _log.info("ceilings are not kept (%s): the next explanation measures them again", error)
+    return made
+
+
+def _read(path: Path, versions: list[str]) -> Ceilings | None:
+    """Ceilings that were kept; None where there are none, or they are of other versions or old."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        age, speeds = time.time() - read["made"], {str(name): float(speed) for name, speed in read["ceilings"].items()}
+        if read["versions"] != versions or not 0 <= age < KEPT_DAYS * 86400 or not all(0 < one < math.inf for one in speeds.values()):
+            return None
+        return Ceilings(speeds.pop("fma_gflops"), speeds.pop("copy_gbs"), speeds)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

@@ -188,6 +188,7 @@ def test_every_call_is_left_out_once() -> None:
 
 
 @pytest.mark.sampled(6)
+@pytest.mark.valuewise
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, counts in SITES.items() for name in counts])
 def test_nothing_can_be_left_out(kind: str, name: str) -> None:
     """Without one of its waits, of what they wait for, or of what is copied, a kernel is wrong for some order of threads, or refused."""

@@ -66,7 +66,7 @@ def explain(
 
 def _device(name: str | None, target: str, threads: int | None, dtypes: list[str]) -> tuple[Device, Ceilings | None]:
     """The device that a name means, else this machine's of the target; of this machine's CPU the ceilings of these types, too."""
-    from im2win.bench.ceilings import measure
+    from im2win.bench.ceilings import kept
     from im2win.bench.confirmation import device_named
     from im2win.registry.backends import backend_for, device_for
 
@@ -76,7 +76,7 @@ def _device(name: str | None, target: str, threads: int | None, dtypes: list[str
             raise ValueError(f"`--device` (={name}) must have shipped records; `im2win logs show` with their folder lists devices.")
         return found, None
     here = device_for(target, threads)
-    return here, measure(backend_for(here).threads, dtypes=dtypes) if target == "cpu" else None
+    return here, kept(backend_for(here).threads, dtypes=dtypes) if target == "cpu" else None
 
 
 def lines(one: Explanation) -> list[str]:
