@@ -54,14 +54,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the look-up, beside device and records."""
+    """What is asked of the look-up, beside device and records. `use` keeps selections apart whose tiers are called otherwise."""
 
     conv: Conv2d
     accuracy: Accuracy
     untuned: Untuned
+    use: str = ""
 
     def __str__(self) -> str:
-        return f"{self.conv} {self.accuracy} {self.untuned}"
+        return " ".join(filter(None, (str(self.conv), self.accuracy, self.untuned, self.use)))
 
 
 class Selections:

@@ -48,6 +48,7 @@ _LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there
 _SELECTORS = ("registry/backends.py", "registry/interface.py", "registry/{target}_backend.py", "registry/ranking.py", "records/merit.py")
 _LOOK_UP = ("records/estimates.py", "records/judge.py", "records/likeness.py", "records/lookup.py", "records/tiers.py")
 _RUNTIME = {"cpu": ("codegen/pool/*.[ch]",), "cuda": ()}  # runs kernels' loops, and is no part of them
+_EXPORT = ("export/c_abi/*.py",)
 _MODELS = ("frontends/models/*.py", "frontends/onnx/*.py")  # compile what is no convolution
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 F = TypeVar("F", bound=Callable[..., str])
@@ -159,6 +160,12 @@ def runtime_digest(target: str) -> str:
     """Digest of what runs a target's kernels, and takes part in their times; "" if nothing of this package does."""
     paths = sorted(path for pattern in _RUNTIME[target] for path in ROOT.glob(pattern))
     return _executed(paths) if paths else ""
+
+
+@_kept
+def exporting_digest() -> str:
+    """Digest of what the files execute that make object files and C of kernels."""
+    return _executed(_found(_EXPORT))
 
 
 @_kept

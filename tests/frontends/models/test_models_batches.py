@@ -17,7 +17,8 @@ from paths import ROOT
 
 import im2win
 from im2win.device.cpu import Machine
-from im2win.frontends.models.convolutions import Job, build, in_processes
+from im2win.frontends.models.convolutions import build, in_processes
+from im2win.frontends.models.kept_kernels import Job
 from im2win.frontends.onnx.layers import ModelError, layers_of
 from im2win.records import judge
 from im2win.runtime.manifest import ArtefactError

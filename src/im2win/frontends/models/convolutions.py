@@ -1,6 +1,7 @@
 """Looks up and compiles the convolutions of a model.
 
-Many convolutions are compiled in worker processes, since most of the work is Python code.
+Those that the cache has are not compiled (`kept_kernels`). Many others are compiled in worker processes, since most of the work is Python
+code.
 """
 
 from __future__ import annotations
@@ -11,57 +12,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from im2win.builder.build import looked_up
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
 from im2win.common.worker_pool import Worker, WorkerError, serve
-from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiled, lowered
-from im2win.frontends.models.program import Shape, tensors_of
-from im2win.spec.accuracy import Accuracy
-from im2win.spec.conv2d import Conv2d
+from im2win.frontends.models import kept_kernels
+from im2win.frontends.models.kept_kernels import Built, Job
+from im2win.frontends.models.program import tensors_of
 
 _ALONE, _FEW = 8, 4  # at most so many convolutions, or on fewer CPUs, starting worker processes takes longer than it saves
 _PATIENCE_S = 600.0
 
 
-@dataclass(frozen=True)
-class Job:
-    """Look up a problem's algorithm and tile on a CPU, and compile them into the object file `path` as the function `symbol`."""
-
-    conv: Conv2d
-    symbol: str
-    machine: Machine
-    logs: tuple[str, ...]
-    accuracy: Accuracy
-    path: Path
-
-
-@dataclass(frozen=True)
-class Built:
-    """Result of a job: algorithm, tile and the tier of the look-up that they come from.
-
-    Attributes:
-        arguments: shape and dtype of every tensor that the function takes.
-        workspace: bytes that the function takes in the C library (`im2win.export.c_abi`), for the whole call and for each of its tasks.
-    """
-
-    symbol: str
-    path: Path
-    algorithm: str
-    tile: Any
-    tier: str
-    arguments: list[tuple[Shape, str]]
-    workspace: tuple[int, int]
-
-
 def build(job: Job) -> Built:
     """Runs a job."""
     name, tile, tier = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
+    if (kept := kept_kernels.held(job, name, tile, tier)) is not None:
+        return kept
     module = lowered(job.conv, name, tile, job.machine, job.symbol)
     executable, demand = compiled(module, job.machine)
     executable.mod.write_to_file(str(job.path), "o")
@@ -82,7 +51,7 @@ def main(job_fd: int, result_fd: int) -> None:
 
 
 def build_all(jobs: Sequence[Job], workers: int, reporter: Reporter | None = None) -> list[Built]:
-    """Runs all jobs, in `workers` processes if there are enough jobs.
+    """The results of all jobs: from the cache, or else compiled, in `workers` processes if there are enough of them.
 
     Args:
         reporter: is told how many are done.
@@ -91,16 +60,20 @@ def build_all(jobs: Sequence[Job], workers: int, reporter: Reporter | None = Non
         ValueError: a job failed.
         RuntimeError: a worker process died.
     """
-    note = f"building {counted(len(jobs), 'kernel')}"
-    if jobs and reporter is not None:
-        reporter.step(0, note, total=len(jobs))
-    each = in_processes if len(jobs) > _ALONE and workers >= _FEW else in_threads
-    built: list[Built] = []
-    for one in each(jobs, workers):
-        built.append(one)
+    found = dict(zip(jobs, kept_kernels.find(jobs), strict=True))
+    missing = [job for job, built in found.items() if built is None]
+    note = f"building {counted(len(missing), 'kernel')}"
+    if missing and reporter is not None:
+        reporter.step(0, note, total=len(missing))
+    each = in_processes if len(missing) > _ALONE and workers >= _FEW else in_threads
+    done: list[tuple[Job, Built]] = []
+    for job, one in zip(missing, each(missing, workers), strict=True):
+        done.append((job, one))
         if reporter is not None:
-            reporter.step(len(built), note)
-    return built
+            reporter.step(len(done), note)
+    kept_kernels.keep(done)
+    made = {**found, **dict(done)}
+    return [built for job in jobs if (built := made[job]) is not None]
 
 
 def in_threads(jobs: Sequence[Job], workers: int) -> Iterator[Built]:

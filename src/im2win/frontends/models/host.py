@@ -23,7 +23,8 @@ from im2win.common.quantities import counted
 from im2win.compute.dot_product import cast
 from im2win.device.cpu import Machine
 from im2win.frontends.models import elementary, half, loops, pooling, rows, transposes
-from im2win.frontends.models.convolutions import Built, Job, build_all
+from im2win.frontends.models.convolutions import build_all
+from im2win.frontends.models.kept_kernels import Built, Job, symbol_of
 from im2win.frontends.models.parts import Pool
 from im2win.frontends.models.products import with_products
 from im2win.frontends.models.program import Arguments, Call, Program, Shape, tensors_of
@@ -106,7 +107,7 @@ class CpuKernels:
         jobs = []
         for number, conv in enumerate(new, len(self._built)):
             path = self._folder / f"conv{number}.o"
-            jobs.append(Job(conv, f"conv_{number}", self.machine, folders, accuracy, path))
+            jobs.append(Job(conv, symbol_of(conv), self.machine, folders, accuracy, path))
         self._built |= dict(zip(new, build_all(jobs, self.machine.threads, self._reporter), strict=True))
         return {conv: Chosen(one.algorithm, one.tile, one.tier) for conv, one in self._built.items()}
 

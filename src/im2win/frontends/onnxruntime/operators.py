@@ -15,7 +15,8 @@ from im2win.common.progress import Reporter, reporting
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiler_on_path
 from im2win.export.c_abi.operators import DOMAIN, workspace_of
-from im2win.frontends.models.convolutions import Built, Job, build_all
+from im2win.frontends.models.convolutions import build_all
+from im2win.frontends.models.kept_kernels import Built, Job, symbol_of
 from im2win.frontends.models.source import read
 from im2win.frontends.onnx.coverage import Covered, coverage, share_left
 from im2win.frontends.onnx.layers import ModelError
@@ -218,7 +219,7 @@ def _built(
     """The kernels of all distinct problems, as object files in a folder."""
     distinct = list(dict.fromkeys(convs))
     folders = named_folders(logs)
-    jobs = [Job(conv, f"conv_{i}", machine, folders, accuracy, folder / f"conv_{i}.o") for i, conv in enumerate(distinct)]
+    jobs = [Job(conv, symbol_of(conv), machine, folders, accuracy, folder / f"conv_{i}.o") for i, conv in enumerate(distinct)]
     return dict(zip(distinct, build_all(jobs, machine.threads, reporter), strict=True))
 
 

@@ -14,7 +14,7 @@ from im2win.common.progress import Reporter
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import features
 from im2win.export.c_abi.operators import DOMAIN, Operator, link, operator_of
-from im2win.frontends.models.convolutions import Built
+from im2win.frontends.models.kept_kernels import Built
 from im2win.frontends.onnx.layers import import_onnx
 from im2win.frontends.onnxruntime.guard import Layer, of_layers, of_models
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, rewrite
@@ -56,10 +56,11 @@ class Work:
     linked: Path
     folder: Path
     reporter: Reporter
+    packed: dict[int, Any] = field(default_factory=dict)  # filters by `id` of the convolution, which several choices share
 
     def unguarded(self, kept: Sequence[Replaceable]) -> Made:
         """Replaces all of these convolutions."""
-        replacements = _linked(kept, self.built, self.machine, self.linked)
+        replacements = self._linked(kept)
         self._write(replacements)
         return Made(replacements)
 
@@ -70,7 +71,7 @@ class Work:
         of layers do not see. Where it would keep some of them, the model in which im2win computes all is compared too, and the faster one
         is written.
         """
-        replacements = _linked(kept, self.built, self.machine, self.linked)
+        replacements = self._linked(kept)
         layers = [Layer(one, _kernel(self.built[one.replaced.convolution.conv])) for one in replacements]
 
         def step(done: int, of: int) -> None:
@@ -114,6 +115,19 @@ class Work:
             made = self.unguarded(choices[best]).replacements
         return choices[best], made, results[best]
 
+    def _linked(self, kept: Sequence[Replaceable]) -> list[Replacement]:
+        """Links the library of these convolutions' kernels. Returns what replaces each of them."""
+        operators = operators_of(kept, self.built, self.machine)
+        link(list(operators.values()), self.machine, self.linked)
+        made = []
+        for one in kept:
+            conv, key = one.convolution.conv, id(one)
+            operator = operators[conv]
+            if key not in self.packed:
+                self.packed[key] = operator.pack.filter(conv, one.convolution.filter)
+            made.append(Replacement(one, operator_of(conv), {"kernel": operator.name}, self.packed[key]))
+        return made
+
     def _write(self, replacements: Sequence[Replacement]) -> None:
         model = type(self.model)()
         model.CopyFrom(self.model)
@@ -128,17 +142,6 @@ def operators_of(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machin
         conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace, tuple(features(made.tile, machine)))
         for conv, made in distinct.items()
     }
-
-
-def _linked(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Machine, library: Path) -> list[Replacement]:
-    """Links the library of these convolutions' kernels. Returns what replaces each of them."""
-    operators = operators_of(kept, built, machine)
-    link(list(operators.values()), machine, library)
-    found = [(one, operators[one.convolution.conv]) for one in kept]
-    return [
-        Replacement(one, operator_of(each.conv), {"kernel": each.name}, each.pack.filter(each.conv, one.convolution.filter))
-        for one, each in found
-    ]
 
 
 def _kernel(built: Built) -> str:
