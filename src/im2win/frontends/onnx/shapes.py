@@ -14,10 +14,12 @@ import numpy as np
 from im2win.frontends.onnx.graph import attributes_of, foldable, subgraphs
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
 _KEEPING = ("GroupNormalization",)  # operators whose output has the type and shape of the first input
 _FEW = 64  # elements of a tensor that holds a shape or part of one
+_SHAPES = 1024  # elements of a tensor that may hold a shape, or what a shape is computed from
+_VALUES: tuple[Any, ...] = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")  # fields of a tensor
 _ROUNDS = 64
 _LARGE = ("ConstantOfShape", "Expand", "Tile", "EyeLike")  # operators whose outputs may be large
 Array = np.ndarray[Any, Any]
@@ -32,7 +34,8 @@ def infer(onnx: ModuleType, model: ModelProto, *, strict: bool) -> ModelProto:
     Raises:
         Exception: any error of ONNX's shape inference.
     """
-    inferred: ModelProto = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    light, weights = _without_weights(model)
+    inferred: ModelProto = onnx.shape_inference.infer_shapes(light, strict_mode=strict, data_prop=True)
     for _ in range(_ROUNDS):
         if not _unknown(inferred):
             break
@@ -41,7 +44,22 @@ def infer(onnx: ModuleType, model: ModelProto, *, strict: bool) -> ModelProto:
                 break
             del inferred.graph.value_info[:]
         inferred = onnx.shape_inference.infer_shapes(inferred, strict_mode=strict, data_prop=True)
+    for tensor in inferred.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weights[tensor.name])
     return inferred
+
+
+def _without_weights(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
+    """A copy whose large tensors have types and shapes, but no values, and these tensors: each inference writes out and reads its model."""
+    light = type(model)()
+    light.CopyFrom(model)
+    weights = {one.name: one for one in model.graph.initializer if np.prod(one.dims, dtype=np.int64) > _SHAPES}
+    for tensor in light.graph.initializer:
+        if tensor.name in weights:
+            for field in _VALUES:
+                tensor.ClearField(field)
+    return light, weights
 
 
 def _unknown(model: ModelProto) -> bool:
