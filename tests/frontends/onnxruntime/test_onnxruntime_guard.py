@@ -140,6 +140,20 @@ def test_comparisons_are_kept_and_disturbed_ones_are_not(finds: Any, tmp_path: P
     assert asked == [1, 1]  # one layer, and the whole
 
 
+def test_the_whole_is_kept_for_equal_models_on_equal_inputs(finds: Any, tmp_path: Path) -> None:
+    model = two()
+    finds(FASTER, FASTER, FASTER)
+    made = im2win.for_onnxruntime(model, tmp_path / "ours.onnx")
+    asked = finds()
+    again = im2win.for_onnxruntime(model, tmp_path / "ours.onnx")
+    assert asked == [0] and again.whole == made.whole == FASTER and [one.conv for one in again.layers] == [one.conv for one in made.layers]
+    asked = finds(FASTER)
+    im2win.for_onnxruntime(model, tmp_path / "ours.onnx", inputs=X)
+    assert asked == [0, 1]
+    asked = finds(SLOWER)
+    assert rewritten(tmp_path).whole == SLOWER and asked == [0, 1], "other weights"
+
+
 def test_without_a_guard_or_onnxruntime_nothing_is_compared(finds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = finds()
     assert len(rewritten(tmp_path, guard=False).layers) == 2

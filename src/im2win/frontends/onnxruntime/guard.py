@@ -98,13 +98,37 @@ def _key(original: ModelProto, one: Layer, machine: Machine) -> str:
 def of_models(
     original: Path, ours: Path, library: Path, machine: Machine, batch: int, inputs: str = "", *, quantised: bool = False
 ) -> Found:
-    """What a comparison of whole models finds, on the inputs of an .npz file or on random ones.
+    """What a comparison of whole models finds, on the inputs of an .npz file or on random ones. It is kept as those of layers are.
 
     Args:
         quantised: whether layers of ours compute with integers.
     """
     pair = Pair(str(original), str(ours), batch, WHOLE_S, inputs, QUANTISED_TOLERANCE if quantised else TOLERANCE)
-    return compared([pair], library, machine.threads, lambda done, of: None)[0]
+    path = default_folder() / machine.name / "comparisons" / f"{_whole_key(pair, library, machine)}.json"
+    if (kept := _read(path)) is not None:
+        return kept
+    [found] = compared([pair], library, machine.threads, lambda done, of: None)
+    if not (found.failed or found.disturbed):
+        _write(path, found)
+    return found
+
+
+def _whole_key(pair: Pair, library: Path, machine: Machine) -> str:
+    """Digest of what decides a comparison of models: every file that takes part, with weights beside it, versions, threads."""
+    files = [Path(one) for one in (pair.original, pair.ours, library, pair.inputs) if one]
+    files += [beside for one in files[:2] if (beside := one.with_name(one.name + ".data")).exists()]
+    settings = [pair.batch, pair.tolerance, pair.share, pair.seconds]
+    what = [*map(_content, files), settings, importlib.metadata.version("onnxruntime"), machine.threads, machine.isa]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
+
+
+def _content(path: Path) -> str:
+    """Digest of a file, of which a part is read at a time."""
+    made = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 24):
+            made.update(part)
+    return made.hexdigest()
 
 
 def compared(pairs: Sequence[Pair], library: Path, threads: int, step: Callable[[int, int], object]) -> list[Found]:
