@@ -67,7 +67,7 @@ def check(conv: Conv2d, data: st.DataObject) -> None:
 
 
 @pytest.mark.timeout(1200)  # many builds
-@pytest.mark.parametrize("examples", [30, pytest.param(170, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [30, pytest.param(70, marks=pytest.mark.slow), pytest.param(170, marks=pytest.mark.exhaustive)])
 def test_random_problems(examples: int) -> None:
     settings(
         max_examples=examples,

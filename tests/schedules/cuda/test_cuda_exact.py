@@ -142,19 +142,19 @@ DEPTHS = {
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.pairwise
+@pytest.mark.parametrize("stages", (2, 3, 4))
+@pytest.mark.parametrize("slabs", (1, 2))
 @pytest.mark.parametrize("kind", DEPTHS)
-def test_slabs_and_stages(kind: str) -> None:
+def test_slabs_and_stages(kind: str, slabs: int, stages: int) -> None:
     """Copies run one, two and three steps ahead, of one slab and two, and of more than there are.
 
     Each kind of arithmetic occurs with every number of steps ahead and of slabs; where there are several, they have the pairs in turn.
     """
     algorithm, key, make = DEPTHS[kind]
     conv = Conv2d.parse(key)
-    kernels = []
-    for slabs, stages in itertools.product((1, 2), (2, 3, 4)):
-        kinds = make(slabs, stages)
-        kernels += [(algorithm, made) for i, made in enumerate(kinds) if len(kinds) == 1 or (slabs + stages + i) % 2]
-    check(conv, kernels)
+    kinds = make(slabs, stages)
+    check(conv, [(algorithm, made) for i, made in enumerate(kinds) if len(kinds) == 1 or (slabs + stages + i) % 2])
 
 
 def test_more_stages_than_steps() -> None:
