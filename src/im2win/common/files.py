@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +42,27 @@ def not_ours(path: Path) -> str | None:
     return None
 
 
-def replace_text(path: Path, text: str) -> Path:
-    """Writes UTF-8 text to `path` atomically. Creates the folder and returns the path."""
+def replace_bytes(path: Path, content: bytes) -> Path:
+    """Writes a file atomically, whoever else writes it at the same time. Creates the folder and returns the path.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
     return path
+
+
+def replace_text(path: Path, text: str) -> Path:
+    """Writes UTF-8 text; see `replace_bytes`."""
+    return replace_bytes(path, text.encode())
 
 
 def replace_json(path: Path, value: Any) -> Path:

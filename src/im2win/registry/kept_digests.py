@@ -5,7 +5,6 @@ What was computed once is found again while every file of the package holds the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -13,11 +12,10 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from im2win.common.files import default_folder, not_ours
+from im2win.common.files import default_folder, not_ours, replace_text
 
 FOLDER = "digests"
 KEPT = 16  # states of the source
@@ -73,17 +71,8 @@ def _read(path: Path) -> dict[str, str]:
 def _write(path: Path, digests: dict[str, str]) -> None:
     """Keeps digests for other processes; one that writes at the same time may drop some of them, which are computed again."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(digests, file, indent=1, sort_keys=True)
-            os.replace(partial, path)
-            for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
-                old.unlink()
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        replace_text(path, json.dumps(digests, indent=1, sort_keys=True) + "\n")
+        for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+            old.unlink()
     except OSError as error:
         _log.debug("digests of the source are not kept: %s", error)

@@ -8,12 +8,9 @@ for `im2win.torch.optimize` (`im2win.builder.selections`), and is looked up agai
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 
 from im2win.builder.cache import artefact_name
 from im2win.builder.selections import Question, Selection, Selections
-from im2win.common.files import default_folder, not_ours
+from im2win.common.files import default_folder, not_ours, replace_bytes
 from im2win.common.json_text import parsed
 from im2win.device.cpu import Machine
 from im2win.frontends.models.program import Arguments
@@ -144,14 +141,5 @@ def _write(job: Job, built: Built) -> None:
     content = built.path.read_bytes()
     said = {"object": hashlib.sha256(content).hexdigest(), "arguments": built.arguments, "workspace": built.workspace}
     code, facts = _paths(job, built.algorithm, built.tile.as_dict())
-    code.parent.mkdir(parents=True, exist_ok=True)
-    for path, text in ((code, content), (facts, json.dumps(said).encode())):
-        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text)
-            os.replace(partial, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+    replace_bytes(code, content)
+    replace_bytes(facts, json.dumps(said).encode())
