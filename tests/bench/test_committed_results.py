@@ -60,6 +60,7 @@ STALE = {
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice and models",
     "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice and models",
     "studies/amd-epyc-znver3-2t/untuned-drawn-cpu-3.json": "other kernels and choice",
+    "studies/amd-epyc-znver3-2t/waiting.json": "other models",
     "studies/amd-epyc-znver4-2t/models-b1.json": "other kernels and choice and models",
     "studies/amd-epyc-znver4-2t/op-overhead.json": "other kernels and choice",
     "studies/amd-epyc-znver4-2t/operators.json": "other kernels and choice and models",

@@ -89,6 +89,16 @@ def test_what_has_changed_is_compiled_again(cache: Path, built: list[str], damag
     assert np.array_equal(compiled(model()).run({"x": x})["y"], expected) and len(built) == 4
 
 
+def test_a_kernel_that_fails_costs_no_other(cache: Path, built: list[str], tmp_path: Path) -> None:
+    machine, convs = device_for("cpu"), [Conv2d.parse(CONV), Conv2d.parse(CONV).with_(dtype="int8", activation="silu")]
+    jobs = [Job(conv, symbol_of(conv), machine, (), "exact", tmp_path / f"{i}.o") for i, conv in enumerate(convs)]
+    with pytest.raises(ValueError, match="silu"):
+        convolutions.build_all(jobs, 1)
+    assert len(built) == 1
+    convolutions.build_all(jobs[:1], 1)
+    assert len(built) == 1
+
+
 def test_without_a_folder_every_model_compiles(built: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IM2WIN_CACHE", str(tmp_path / "file" / "cache"))

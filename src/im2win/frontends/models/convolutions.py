@@ -67,11 +67,14 @@ def build_all(jobs: Sequence[Job], workers: int, reporter: Reporter | None = Non
         reporter.step(0, note, total=len(missing))
     each = in_processes if len(missing) > _ALONE and workers >= _FEW else in_threads
     done: list[tuple[Job, Built]] = []
-    for job, one in zip(missing, each(missing, workers), strict=True):
-        done.append((job, one))
-        if reporter is not None:
-            reporter.step(len(done), note)
-    kept_kernels.keep(done)
+    try:
+        for job, one in zip(missing, each(missing, workers), strict=True):
+            kept_kernels.store(job, one)
+            done.append((job, one))
+            if reporter is not None:
+                reporter.step(len(done), note)
+    finally:  # where one fails, the next call compiles the others no more
+        kept_kernels.keep(done)
     made = {**found, **dict(done)}
     return [built for job in jobs if (built := made[job]) is not None]
 

@@ -79,14 +79,16 @@ def find(jobs: Sequence[Job]) -> list[Built | None]:
     return [None if (kept := selections.find(_question(job))) is None else _selected(job, kept) for job in jobs]
 
 
-def keep(done: Sequence[tuple[Job, Built]]) -> None:
-    """Stores what was compiled for jobs of one machine, with the same records. A folder that cannot be written is left as it is."""
+def store(job: Job, built: Built) -> None:
+    """Stores an object file. A folder that cannot be written is left as it is."""
     try:
-        for job, built in done:
-            _write(job, built)
+        _write(job, built)
     except OSError as error:
-        _log.info("compiled kernels are not kept in %s (%s)", default_folder(), error)
-        return
+        _log.info("a compiled kernel is not kept in %s (%s)", default_folder(), error)
+
+
+def keep(done: Sequence[tuple[Job, Built]]) -> None:
+    """Keeps what was selected for jobs of one machine, with the same records, whose object files are stored."""
     if done:
         chosen = {_question(job): Selection(built.algorithm, built.tile.as_dict(), built.tier, "") for job, built in done}
         _selections(done[0][0]).keep(chosen)
