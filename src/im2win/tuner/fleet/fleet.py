@@ -1,9 +1,13 @@
 """The tuner's side of a fleet: it takes every free worker of its device model from the tracker, and shares one queue of jobs among them.
 
 A worker that dies, falls silent, breaks the protocol or gives outputs that the reference contradicts is let go, and its job goes back to
-the front of the queue. It may come back through the tracker, and is refused after `MOST_FAULTS` faults. A verdict against a candidate
-counts when a second worker agrees, if there is one. Workers may join at any time. Without any worker for `wait_s` seconds the run ends;
-what was measured until then is in the log.
+the queue. It may come back through the tracker, and is refused after `MOST_FAULTS` faults. A verdict against a candidate counts when a
+second worker agrees, if there is one. Workers may join at any time. Without any worker for `wait_s` seconds the run ends; what was measured
+until then is in the log.
+
+A job that workers are lost with may be what they are lost by. It goes behind the others, and is given up, undecided, once `MOST_FAULTS`
+workers were lost with it. Workers that were lost with jobs which others then finished were lost by chance: as many as the fleet has lost so
+since the job's first one are allowed on top, so that a fleet whose machines are taken away at random gives no job up.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ _log = logging.getLogger("im2win.fleet")
 WAIT_S = 60.0  # seconds without any worker until a run ends
 SILENCE_S = 15.0  # a worker that gives no sign of life for so long while its job runs is given up
 ANSWER_BYTES = 64 << 20
-MOST_FAULTS = 3  # after so many a worker is refused, and a job that so many workers were lost with is given up, undecided
+MOST_FAULTS = 3  # after so many a worker is refused, and a job that so many workers were lost with, not by chance, is given up
 _POLL_S = 0.2
 
 
@@ -80,6 +84,7 @@ class Fleet:
         self.faults: Counter[str] = Counter()
         self.refused: dict[str, str] = {}  # by worker, why it cannot be used now
         self.dropped: dict[str, str] = {}  # by worker, why it is not used any more
+        self.by_chance = 0  # workers that were lost with jobs which others then finished
         self.done: Counter[str] = Counter()  # jobs of each worker
         self.busy_s: dict[str, float] = defaultdict(float)  # seconds in which each worker had a job
         self._key = self._chosen(checked_key(key), device)
@@ -372,7 +377,7 @@ class Fleet:
             return self._probes[key]
 
     def _lost(self, link: Link, task: Task, error: FaultError) -> None:
-        """Puts the job of a worker that failed back to the front of the queue."""
+        """Puts the job of a worker that failed back into the queue: behind the others, if it may be what the worker was lost by."""
         with self._lock:
             if self._closing:
                 return
@@ -381,14 +386,15 @@ class Fleet:
                 _log.warning("worker %s is dropped: %s.", link.name, self.dropped[link.name])
             else:
                 if not isinstance(error, LieError):
+                    task.by_chance = task.by_chance if task.deaths else self.by_chance
                     task.deaths.add(link.name)
                 self._fault(link.name, str(error).rstrip("."))
-            if not task.future.done() and len(task.deaths) >= MOST_FAULTS:
+            if not task.future.done() and len(task.deaths) >= MOST_FAULTS + self.by_chance - task.by_chance:
                 why = f"{counted(len(task.deaths), 'worker')} failed with it, the last one since {error}"
                 task.future.set_result(Answer(WorkerError("crashed", why, killed=True), link.name))
             elif not task.future.done():
                 task.avoid.add(link.name)
-                self._tasks.insert(0, task)
+                self._tasks.insert(len(self._tasks) if task.deaths else 0, task)
             self._gone(link)
 
     def _fault(self, name: str, why: str) -> None:
@@ -416,6 +422,7 @@ class Fleet:
             if task.verdict is not None and not answer.verdict:
                 self._fault(task.verdict.worker, f"it says {task.verdict.why}, and another worker finds nothing")
                 self._lock.notify_all()
+            self.by_chance += 0 if answer.verdict else len(task.deaths)
             task.future.set_result(answer)
 
 

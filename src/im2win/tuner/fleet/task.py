@@ -47,4 +47,5 @@ class Task:
     future: Future[Answer] = field(default_factory=Future)
     avoid: set[str] = field(default_factory=set)  # workers that should not run it, if there are others
     deaths: set[str] = field(default_factory=set)  # workers that were lost with it
+    by_chance: int = 0  # workers that the fleet had lost by chance when the first of them was
     verdict: Answer | None = None  # against a candidate, for a second worker to confirm
