@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from im2win.common.locking import locked
 from im2win.registry import kept_digests, sources
 
 
@@ -38,7 +41,7 @@ def new_process() -> None:
 
 
 def files_of(package: Path) -> list[Path]:
-    return sorted((package.parent / "cache" / "digests").glob("*"))
+    return sorted((package.parent / "cache" / "digests").glob("*.json"))
 
 
 def test_a_digest_is_computed_once(package: Path) -> None:
@@ -48,6 +51,27 @@ def test_a_digest_is_computed_once(package: Path) -> None:
         new_process()
     assert kept_digests.kept(package, "code cuda", compute) == f"{2:016x}" and compute.times == 2
     assert len(files_of(package)) == 1
+
+
+def test_processes_that_start_at_once_compute_a_digest_once(package: Path) -> None:
+    """Each has its own memory, and a lock of its own on the folder."""
+    code = (
+        "import sys, time; from pathlib import Path; from im2win.registry.kept_digests import kept; sys.stdin.readline(); "
+        "kept(Path(sys.argv[1]), 'code cpu', lambda: print('computed') or time.sleep(0.5) or '12')"
+    )
+    command = [sys.executable, "-c", code, str(package)]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    assert sorted(one.communicate()[0] for one in started) == ["", "", "computed\n"]
+
+
+def test_a_lock_that_another_process_keeps_costs_time_and_nothing_else(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_digests, "WAIT_S", 0.1)
+    with locked(package.parent / "cache" / "digests" / "lock"):
+        assert kept_digests.kept(package, "code cpu", Computed()) == f"{1:016x}"
 
 
 @pytest.mark.parametrize("change", ["another byte", "same size", "new file", "removed", "renamed"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import stat
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
+
+ABANDONED_S = 600.0  # a partial file that nobody has written to for so long has no writer any more
 
 
 def default_folder() -> Path:
@@ -45,10 +49,16 @@ def not_ours(path: Path) -> str | None:
 def replace_bytes(path: Path, content: bytes) -> Path:
     """Writes a file atomically, whoever else writes it at the same time. Creates the folder and returns the path.
 
+    What a process left that was killed while it wrote this file is removed.
+
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*-*.partial"):
+        with contextlib.suppress(OSError):  # its writer is done, or another process removes it
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                left.unlink()
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         partial.write_bytes(content)

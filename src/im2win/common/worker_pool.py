@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from typing import IO, Any
 from im2win.common.torch_import import BEGIN
 
 STARTUP_S = 60.0
+_GARBAGE = 50_000  # objects made until a worker looks for those that hold each other; Python: 700
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 """Signals that end a process without a fault of its job: sent by a user, by a job scheduler, or by the system when memory is short."""
 
@@ -271,7 +273,13 @@ def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:
-    """A worker's loop: answers jobs until the parent closes the pipe. A `MachineError` is an answer; other exceptions end the process."""
+    """A worker's loop: answers jobs until the parent closes the pipe. A `MachineError` is an answer; other exceptions end the process.
+
+    What is loaded by now stays, and is kept out of the garbage collector's sight: compiling makes so many objects that it would look
+    through TVM's modules again and again, for a tenth of a build's time.
+    """
+    gc.freeze()
+    gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
     jobs, results = Connection(job_fd, writable=False), Connection(result_fd, readable=False)
     while True:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cpuinfo
 import psutil
 
 # Vector instruction sets: float32 lanes, architectural vector registers. All of them have two FMA units of latency four on the cores
@@ -25,7 +25,7 @@ FEATURES = {
 }  # fmt: skip
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: a process must ask before it uses AMX
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,11 @@ class Machine:
         usable = usable_cpus()
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= usable):
             raise ValueError(f"`threads` (={threads!r}) must be an integer from 1 to the CPUs this process may use (={usable}).")
-        facts = _facts()
-        isa = next((flag for flag in _VECTORS if flag in facts["flags"]), "")
-        level_1, level_2, level_3 = (_cache(level, facts) for level in (1, 2, 3))
+        brand, flags = _facts()
+        isa = next((flag for flag in _VECTORS if flag in flags), "")
+        level_1, level_2, level_3 = map(_cache, (1, 2, 3))
         lanes, registers = _VECTORS.get(isa, (4, 16))
-        features = _features(facts["flags"])
-        return cls(facts["brand"], _mcpu(), isa, threads or usable, lanes, registers, level_1, level_2, level_3, features)
+        return cls(brand, _mcpu(), isa, threads or usable, lanes, registers, level_1, level_2, level_3, _features(flags))
 
 
 def usable_cpus() -> int:
@@ -90,9 +89,23 @@ def usable_cpus() -> int:
 
 
 @functools.cache
-def _facts() -> dict[str, Any]:
-    info = cpuinfo.get_cpu_info()
-    return {"brand": info.get("brand_raw", "unknown cpu"), "flags": frozenset(info.get("flags", ())), "info": info}
+def _facts() -> tuple[str, frozenset[str]]:
+    """The CPU's brand and its flags, from Linux' table where that has both, as it has on x86."""
+    with contextlib.suppress(OSError):
+        lines = (line.partition(":") for line in _CPUINFO.read_text(encoding="utf-8").partition("\n\n")[0].splitlines())
+        found = {name.strip(): value.strip() for name, _, value in lines}
+        if found.get("model name") and found.get("flags"):
+            return found["model name"], frozenset(found["flags"].split())
+    info = _asked()
+    return info.get("brand_raw", "unknown cpu"), frozenset(info.get("flags", ()))
+
+
+@functools.cache
+def _asked() -> dict[str, Any]:
+    """What py-cpuinfo says, which takes a second."""
+    import cpuinfo
+
+    return dict(cpuinfo.get_cpu_info())
 
 
 @functools.cache
@@ -119,12 +132,12 @@ def _amx_permitted() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
-def _cache(level: int, facts: dict[str, Any]) -> int:
+def _cache(level: int) -> int:
     """Bytes of one instance of the data cache at this level. The system's table is preferred, since it distinguishes instances."""
     for index in sorted(_CACHES.glob("index*")):
         if int((index / "level").read_text()) == level and (index / "type").read_text().strip() in ("Data", "Unified"):
             number, unit = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()).groups()  # type: ignore[union-attr]
             return int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
     name = {1: "l1_data_cache_size", 2: "l2_cache_size", 3: "l3_cache_size"}[level]
-    total = int(facts["info"].get(name, {1: 32 << 10, 2: 256 << 10, 3: 2 << 20}[level]))
+    total = int(_asked().get(name, {1: 32 << 10, 2: 256 << 10, 3: 2 << 20}[level]))
     return total if level == 3 else total // max(psutil.cpu_count(logical=False) or 1, 1)

@@ -25,8 +25,15 @@ def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:
     Returns:
         [out_channels, in_channels / groups, t_h, t_w].
     """
+    both, tiles = _of_both_axes(conv, outputs)
+    form: Array = w.reshape(*w.shape[:2], -1).astype(np.float64) @ both.T
+    return form.reshape(*w.shape[:2], *tiles)
+
+
+def _of_both_axes(conv: Conv2d, outputs: int) -> tuple[Array, tuple[int, int]]:
+    """G of rows and of columns as one matrix, their Kronecker product of [t_h * t_w, kernel's elements], and (t_h, t_w)."""
     down, across = (floats(transform(outputs, taps).g) for taps in conv.kernel)
-    return np.asarray(np.einsum("iu,kcuv,jv->kcij", down, w.astype(np.float64), across, optimize=True))
+    return np.kron(down, across), (len(down), len(across))
 
 
 def transformed_rows(w: Array, outputs: int) -> Array:
@@ -35,7 +42,8 @@ def transformed_rows(w: Array, outputs: int) -> Array:
     Returns:
         [out_channels, in_channels / groups, rows, t].
     """
-    return np.asarray(np.einsum("jv,kcuv->kcuj", floats(transform(outputs, w.shape[3]).g), w.astype(np.float64)))
+    form: Array = w.astype(np.float64) @ floats(transform(outputs, w.shape[3]).g).T
+    return form
 
 
 @dataclass(frozen=True)
@@ -90,10 +98,16 @@ class WinogradPack:
             raise ValueError(f"`w` has dtype {w.dtype}; Winograd's transformed filters are fractions and need a floating-point type.")
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         fill = ((0, self.blocks_per_group(conv) * self.block - per_group), (0, self.depth(conv) - w.shape[1]))
-        form = transformed(conv, w, self.outputs).astype(w.dtype)
-        whole = np.pad(form.reshape(groups, per_group, *form.shape[1:]), ((0, 0), *fill, (0, 0), (0, 0)))
+        whole = np.pad(w.reshape(groups, per_group, *w.shape[1:]), ((0, 0), *fill, (0, 0), (0, 0)))
+        inner = [axis for axis in self.order if axis in "kc"]
         blocked = whole.reshape(self.blocks(conv), self.block, *whole.shape[2:])
-        return np.ascontiguousarray(blocked.transpose([AXES.index(axis) for axis in self.order]))
+        by_element = blocked.transpose([AXES.index(axis) for axis in ("b", "i", "j", *inner)]).reshape(len(blocked), w[0, 0].size, -1)
+        packed = np.empty(self.shape(conv), w.dtype)
+        blocks = packed.transpose([self.order.index(axis) for axis in ("b", "i", "j", *inner)])
+        both, _ = _of_both_axes(conv, self.outputs)
+        for block, elements in zip(blocks, by_element, strict=True):
+            block[...] = (both @ elements.astype(np.float64)).reshape(block.shape)
+        return packed
 
     def bias(self, conv: Conv2d, bias: Array) -> Array:
         """Packs a bias of [out_channels] into [blocks, block], contiguous."""

@@ -99,12 +99,12 @@ class Judge:
     applies: Applies
     default: DefaultOf | None = None
     logs: Sequence[Log] = ()
-    _hints: dict[int, str] = field(default_factory=dict, compare=False, repr=False)  # kinds of standing, by the record's identity
+    _hints: dict[int, tuple[Record, str]] = field(default_factory=dict, compare=False, repr=False)  # kinds of standing, by `id` of records
 
     def unearned(self, record: Record, records: Sequence[Record], log: Log, conv: Conv2d) -> str | None:
         """The reason why a record is but a hint for a layer on this device; None if it has earned its place."""
         found = self.standing(record, records, log)
-        self._hints[id(record)] = found.kind
+        self._hints[id(record)] = record, found.kind
         if found.reason or (record.device == backend_for(self.device).name and same_convolution(conv, record.conv2d)):
             return found.reason
         if found.gain is None:
@@ -119,7 +119,8 @@ class Judge:
         That holds for records of this device and convolution alone, and not where the default tile was measured.
         """
         backend, wanted = backend_for(self.device, self.accuracy), record.conv2d
-        if record.device != backend.name or not same_convolution(conv, wanted) or self._hints.get(id(record)) not in UNMEASURED:
+        _, kind = self._hints.get(id(record), (record, ""))
+        if record.device != backend.name or not same_convolution(conv, wanted) or kind not in UNMEASURED:
             return False
         default = self._default(wanted, backend.target)
         if default is None:

@@ -5,6 +5,7 @@ What was computed once is found again while every file of the package holds the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -16,9 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from im2win.common.files import default_folder, not_ours, replace_text
+from im2win.common.locking import LogError, locked
 
 FOLDER = "digests"
 KEPT = 16  # states of the source
+WAIT_S = 10.0  # for another process that computes digests
 _log = logging.getLogger(__name__)
 _SUFFIXES = (".py", ".hpp", ".h", ".c")
 _DIGEST = re.compile(r"[0-9a-f]+")
@@ -29,9 +32,24 @@ def kept(root: Path, name: str, compute: Callable[[], str]) -> str:
     path = default_folder() / FOLDER / f"{_state(root)}.json"
     found = _read(path)
     if name not in found:
-        found[name] = compute()
-        _write(path, found)
+        with _alone(path.parent):
+            _read.cache_clear()
+            found = _read(path)
+            if name not in found:
+                found[name] = compute()
+                _write(path, found)
     return found[name]
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A context in which no other process computes digests: several that start at once wait for one, and read what it found."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "lock", WAIT_S))
+        except LogError as error:
+            _log.debug("digests of the source are computed beside other processes: %s", error)
+        yield
 
 
 @functools.cache
@@ -69,7 +87,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _write(path: Path, digests: dict[str, str]) -> None:
-    """Keeps digests for other processes; one that writes at the same time may drop some of them, which are computed again."""
+    """Keeps digests for other processes."""
     try:
         replace_text(path, json.dumps(digests, indent=1, sort_keys=True) + "\n")
         for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-KEPT]:

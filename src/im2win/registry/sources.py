@@ -33,9 +33,8 @@ _GENERATORS = {
         "schedules/cpu_dot/*.py",
     ),
     "cuda": (
-        *_SHARED, "packing/*.py", "compute/arithmetic.py", "compute/lowered.py", "compute/padded.py", "device/gpu.py", "codegen/*.py",
-        "registry/cuda_lowering.py", "emulator/*.py", "reconstruct/*.py", "reconstruct/*/*.py", "schedules/cuda/**/*",
-        "schedules/studies/winograd_tc/*",
+        *_SHARED, "packing/*.py", "compute/*.py", "device/gpu.py", "codegen/*.py", "registry/cuda_lowering.py", "emulator/*.py",
+        "reconstruct/*.py", "reconstruct/*/*.py", "schedules/cuda/**/*", "schedules/studies/winograd_tc/*",
     ),
 }  # fmt: skip
 # Of these folders, what only CPUs' kernels are made with, and what compiles a finished source to machine code. `codegen/cuda.py` takes
@@ -51,6 +50,7 @@ _RUNTIME = {"cpu": ("codegen/pool/*.[ch]",), "cuda": ()}  # runs kernels' loops,
 _EXPORT = ("export/c_abi/*.py",)
 _MODELS = ("frontends/models/*.py", "frontends/onnx/*.py")  # compile what is no convolution
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
+_BLOCKS = ("body", "orelse", "finalbody")  # of statements, where it is no expression
 F = TypeVar("F", bound=Callable[..., str])
 
 
@@ -213,11 +213,14 @@ def _is_text(statement: Any) -> bool:
 def _plain(node: Any) -> str:
     """A syntax tree as text, the same for every version of Python that can run it: fields that are empty or say only where, left out."""
     if isinstance(node, ast.AST):
-        fields: dict[str, Any] = {name: getattr(node, name, None) for name in sorted(node._fields) if name not in _NOT_RUN}
-        for name in ("body", "orelse", "finalbody"):
-            if isinstance(fields.get(name), list):
-                fields[name] = [one for one in fields[name] if not _is_text(one)]
-        return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields.items() if value not in (None, []))})"
+        fields = []
+        for name in sorted(node._fields):
+            value = getattr(node, name, None) if name not in _NOT_RUN else None
+            if name in _BLOCKS and isinstance(value, list):
+                value = [one for one in value if not _is_text(one)]
+            if value is not None and value != []:
+                fields.append(f"{name}={_plain(value)}")
+        return f"{type(node).__name__}({','.join(fields)})"
     if isinstance(node, list):
         return f"[{','.join(map(_plain, node))}]"
     return repr(node)
