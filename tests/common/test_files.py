@@ -6,9 +6,12 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from im2win.common.files import ABANDONED_S, replace_text
 
 
+@pytest.mark.fault("processes", "a process is killed while it writes into the cache")
 def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
     """And nothing else: neither what is being written now, nor other files."""
     old, new, other = (tmp_path / name for name in ("a[1].json.12-34.partial", "a[1].json.12-35.partial", "b.json.12-34.partial"))
