@@ -19,7 +19,7 @@ from im2win.common.locking import LogError
 from im2win.common.messages import brief
 from im2win.common.progress import Reporter
 from im2win.common.temporary import TemporaryFolder, temporaries_in
-from im2win.common.worker_pool import Worker, WorkerError, as_ready, serve
+from im2win.common.worker_pool import Worker, WorkerError, as_ready, compiles_only, serve
 from im2win.device.cpu import Machine, usable_cpus
 from im2win.device.gpu import Gpu
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, tier_for
@@ -191,6 +191,7 @@ def main(job_fd: int, result_fd: int) -> None:
     """Entry point of the worker process, which imports what it needs before it is asked."""
     for name in _NEEDED:
         importlib.import_module(name)
+    compiles_only()
     serve(_answer, job_fd, result_fd)
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from im2win.common.torch_import import BEGIN
 
 STARTUP_S = 60.0
-_GARBAGE = 50_000  # objects made until a worker looks for those that hold each other; Python: 700
+_GARBAGE = 50_000  # objects made until a process that compiles looks for those that hold each other; Python's own number is 700
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 """Signals that end a process without a fault of its job: sent by a user, by a job scheduler, or by the system when memory is short."""
 
@@ -273,13 +273,7 @@ def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:
-    """A worker's loop: answers jobs until the parent closes the pipe. A `MachineError` is an answer; other exceptions end the process.
-
-    What is loaded by now stays, and is kept out of the garbage collector's sight: compiling makes so many objects that it would look
-    through TVM's modules again and again, for a tenth of a build's time.
-    """
-    gc.freeze()
-    gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
+    """A worker's loop: answers jobs until the parent closes the pipe. A `MachineError` is an answer; other exceptions end the process."""
     jobs, results = Connection(job_fd, writable=False), Connection(result_fd, readable=False)
     while True:
         try:
@@ -291,6 +285,16 @@ def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:
         except MachineError as error:
             answer = error
         results.send(answer)
+
+
+def compiles_only() -> None:
+    """Says that this process only compiles, once it has loaded what it needs.
+
+    Compiling makes so many objects that Python's garbage collector would look through TVM's modules again and again, for a tenth of a
+    build's time. It is kept from them, and runs less often.
+    """
+    gc.freeze()
+    gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
 
 
 def end_with(life: int) -> None:

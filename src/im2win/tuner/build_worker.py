@@ -13,7 +13,7 @@ from pathlib import Path
 from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.common.messages import brief
 from im2win.common.temporary import temporaries_in
-from im2win.common.worker_pool import WorkerError, serve
+from im2win.common.worker_pool import WorkerError, compiles_only, serve
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.interface import Kernel, Tile
 from im2win.registry.schedules import schedule_of
@@ -115,4 +115,5 @@ def handle(job: BuildJob | RankJob) -> Built | list[tuple[float, Tile]]:
 
 def main(job_fd: int, result_fd: int) -> None:
     """Entry point of the worker process."""
+    compiles_only()
     serve(handle, job_fd, result_fd)

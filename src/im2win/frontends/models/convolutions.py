@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from im2win.builder.build import looked_up
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
-from im2win.common.worker_pool import Worker, WorkerError, serve
+from im2win.common.worker_pool import Worker, WorkerError, compiles_only, serve
 from im2win.export.c_abi.cpu import compiled, lowered
 from im2win.frontends.models import kept_kernels
 from im2win.frontends.models.kept_kernels import Built, Job
@@ -47,6 +47,7 @@ def _guarded(job: Job) -> Built | str:
 
 def main(job_fd: int, result_fd: int) -> None:
     """Entry point of the worker process."""
+    compiles_only()
     serve(_guarded, job_fd, result_fd)
 
 
