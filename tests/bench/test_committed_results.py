@@ -24,8 +24,6 @@ H200 = "results/nvidia-h200"
 # Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
-    "results/amd-epyc-znver3-2t/resnet50-exact-float32-b1.json": "other kernels and choice",
-    "results/amd-epyc-znver3-2t/resnet50-float32-b1.json": "other kernels and choice",
     "results/amd-epyc-znver4-2t/ladder-papers12-float32-b1.json": "other kernels and choice",
     "results/amd-epyc-znver4-2t/resnet50-exact-float32-b8.json": "other kernels and choice",
     "results/amd-epyc-znver5-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
@@ -50,8 +48,8 @@ STALE = {
     f"{H200}/papers12-nhwc-int8-out.int8-b128.json": "other kernels and choice",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     f"{H200}/resnet50-float32-b1.json": "other kernels and choice",
-    f"{H200}/resnet50-nhwc-bfloat16-b32.json": "other choice",
-    f"{H200}/resnet50-nhwc-float16-b1.json": "other choice",
+    f"{H200}/resnet50-nhwc-bfloat16-b32.json": "other kernels and choice",
+    f"{H200}/resnet50-nhwc-float16-b1.json": "other kernels and choice",
     f"{H200}/resnet50-nhwc-float16-b32.json": "other kernels and choice",
     f"{H200}/winograd64-float32-b1.json": "other kernels and choice",
     f"{H200}/winograd64-nhwc-float16-b1.json": "other kernels and choice",
@@ -60,7 +58,6 @@ STALE = {
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice and models",
     "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice and models",
     "studies/amd-epyc-znver3-2t/untuned-drawn-cpu-3.json": "other kernels and choice",
-    "studies/amd-epyc-znver3-2t/waiting.json": "other models",
     "studies/amd-epyc-znver4-2t/models-b1.json": "other kernels and choice and models",
     "studies/amd-epyc-znver4-2t/op-overhead.json": "other kernels and choice",
     "studies/amd-epyc-znver4-2t/operators.json": "other kernels and choice and models",
