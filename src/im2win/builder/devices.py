@@ -1,7 +1,7 @@
 """This machine's CPU or GPU, without TVM's compiler where its facts are known.
 
-To ask a CPU takes a second: LLVM says which one it is, and the package py-cpuinfo starts processes. The facts are kept in the cache's
-folder, under a digest of what the system says about the CPU.
+To ask a CPU takes a second or two: LLVM, which TVM's compiler brings, says which one it is, and where Linux' table does not say enough, the
+package py-cpuinfo starts processes. The facts are kept in the cache's folder, under a digest of what the system says about the CPU.
 """
 
 from __future__ import annotations
