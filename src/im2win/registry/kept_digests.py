@@ -87,7 +87,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _write(path: Path, digests: dict[str, str]) -> None:
-    """Keeps digests for other processes."""
+    """Keeps digests for other processes; one that writes without the lock may drop some of them, which are computed again."""
     try:
         replace_text(path, json.dumps(digests, indent=1, sort_keys=True) + "\n")
         for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-KEPT]:

@@ -7,7 +7,7 @@ until then is in the log.
 
 A job that workers are lost with may be what they are lost by. It goes behind the others, and is given up, undecided, once `MOST_FAULTS`
 workers were lost with it. Workers that were lost with jobs which others then finished were lost by chance: as many as the fleet has lost so
-since the job's first one are allowed on top, so that a fleet whose machines are taken away at random gives no job up.
+since the job's first one are allowed on top, so that a fleet whose machines are taken away at random seldom gives a job up.
 """
 
 from __future__ import annotations
